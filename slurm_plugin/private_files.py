@@ -24,7 +24,7 @@ class UnsafeFileError(MuriError):
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or the number where it has none."""
+    """Return the name of a user, or the number where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -45,21 +45,18 @@ def make_private_directory(path: Path) -> None:
         raise _refusal(path, error) from error
     try:
         facts = os.fstat(handle)
-        _require_own(path, facts.st_uid)
+        _require_own(path, facts)
         if facts.st_mode & _OTHERS_MAY:
-            _require_own_purpose(path, handle, facts.st_mode)
+            # A directory such as /tmp or /var/lib, named by mistake, must stay open to other users.
+            with os.scandir(handle) as entries:
+                has_folders = any(entry.is_dir(follow_symlinks=False) for entry in entries)
+            if facts.st_mode & stat.S_ISVTX or has_folders:
+                raise UnsafeFileError(
+                    f"{path} is open to others and not Muri's alone: name another directory, or chmod 700 {path}"
+                )
             os.fchmod(handle, 0o700)
     finally:
         os.close(handle)
-
-
-def _require_own_purpose(path: Path, handle: int, mode: int) -> None:
-    """Refuse to close a directory such as /tmp or /var/lib, named by mistake, to everybody else."""
-    with os.scandir(handle) as entries:
-        if mode & stat.S_ISVTX or any(entry.is_dir(follow_symlinks=False) for entry in entries):
-            raise UnsafeFileError(
-                f"{path} is open to others and not Muri's alone: name another directory, or chmod 700 {path}"
-            )
 
 
 def open_private_file(path: Path) -> int:
@@ -78,8 +75,7 @@ def open_private_file(path: Path) -> int:
         raise _refusal(path, error) from error
     try:
         facts = os.fstat(handle)
-        _require_plain(path, facts.st_mode)
-        _require_own(path, facts.st_uid)
+        _require_own(path, facts, plain=True)
         os.fchmod(handle, 0o600)
     except BaseException:
         os.close(handle)
@@ -123,15 +119,12 @@ def _on_the_way(path: Path) -> Iterator[Path]:
             here = here.parent
 
 
-def _require_own(path: Path, uid: int) -> None:
-    if uid != os.geteuid():
-        owner, user = user_name(uid), user_name(os.geteuid())
-        raise UnsafeFileError(f"{path} belongs to {owner}, not to {user}: run this as {owner}, or move it away")
-
-
-def _require_plain(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
+def _require_own(path: Path, facts: os.stat_result, *, plain: bool = False) -> None:
+    if plain and not stat.S_ISREG(facts.st_mode):
         raise UnsafeFileError(f"{path} is not a plain file; move it away")
+    if facts.st_uid != os.geteuid():
+        owner, user = user_name(facts.st_uid), user_name(os.geteuid())
+        raise UnsafeFileError(f"{path} belongs to {owner}, not to {user}: run this as {owner}, or move it away")
 
 
 def _refusal(path: Path, error: OSError) -> UnsafeFileError:

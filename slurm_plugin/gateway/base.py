@@ -1,4 +1,4 @@
-"""The protocol of both gateways, its errors, what they do alike, and how calls are counted."""
+"""The protocol of both gateways, its errors, their common functions, and how calls are counted."""
 
 import logging
 import re
@@ -252,7 +252,7 @@ def slurm_error(action: str, words: str) -> GatewayError:
     Slurm quotes users in some of its messages, so slurmctld only counts as unreachable where a message begins that way.
 
     Args:
-        action: What was tried, such as "hold job 12".
+        action: The request, such as "hold job 12".
         words: Slurm's message.
     """
     bare = first_line(words) or "Slurm gave no reason"

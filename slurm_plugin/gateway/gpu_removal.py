@@ -190,7 +190,7 @@ class _Probe:
             _NotToldError: Slurm did not show it.
         """
         before = self._counted(job_id)
-        # A member's memory is always named: a site's default for each GPU would be none, or a whole node's.
+        # A member's memory is always named: a site's default for each GPU would be nothing, or a whole node's.
         update = ["scontrol", "update", f"JobId={job_id}", f"MinMemoryNode={_MEM_MIB}"]
         try:
             self._commands.run(f"change job {job_id}", [*update, f"TresPerNode={way}"])

@@ -66,7 +66,7 @@ class FieldReader:
         """Yield the fields of each job by their names; tasks of an array that share a record are one job.
 
         Raises:
-            GatewayError: It is no such output.
+            GatewayError: It has another form.
         """
         records = output.split(f"{self.mark}\n".encode())
         if records.pop():

@@ -1,5 +1,5 @@
--- Muri's part of job_submit.lua: puts it behind the site's own functions, which run first and unchanged. What they
--- refuse stays refused. A line of theirs loads this file (`muri doctor` prints it).
+-- Muri's part of job_submit.lua: puts it behind the site's own functions, which run first and unchanged. Jobs that they
+-- refuse stay refused. A line of theirs loads this file (`muri doctor` prints it).
 --
 -- A site without functions of its own can use this file itself as job_submit.lua, with muri.lua beside it. slurmctld
 -- reloads both only when job_submit.lua itself changes: `touch` it after replacing one of Muri's files.

@@ -55,7 +55,7 @@ M.KEYS = {
 
 local TEXTS_LONGEST = 4096 -- slurm_plugin/spank/options.h allows less
 local DIGITS_MOST = 12
-local NAME_LONGEST_COMPARED, EDITS_MOST = 32, 2 -- a name with more edits than this is no typing error
+local NAME_LONGEST_COMPARED, EDITS_MOST = 32, 2 -- a name with more edits than this is not a typing error
 local TRUTH = {
   ["1"] = "1", yes = "1", on = "1", ["true"] = "1", ["0"] = "0", no = "0", off = "0", ["false"] = "0",
 }
@@ -395,7 +395,7 @@ local function tokens_of(job_desc, mark, gate)
   return tokens
 end
 
--- The tag comes before the gate in each of these: if setting it failed afterwards, nobody would start the job.
+-- The tag comes before the gate in each of these: if setting it failed afterwards, nothing would start the job.
 
 local function keep_by_licence(job_desc, mark)
   job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens_of(job_desc, mark, "licence"))
@@ -473,7 +473,7 @@ local function submit(job_desc)
   return gate
 end
 
--- What a function returns, or "failed" where it raises; that goes to the log.
+-- The result of a function, or "failed" where it raises; that goes to the log.
 local function guarded(act, job_desc, uid)
   local fine, result = pcall(act, job_desc, uid)
   if fine then

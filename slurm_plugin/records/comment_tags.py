@@ -111,38 +111,23 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """A job is a member of a group.
-
-    Attributes:
-        pilot: Job id of the group's pilot job.
-        original: Request to restore when the group ends before the member has finished.
-        accumulate_steps: Number of micro-batches into which its batches are split.
-        limit_s: Time limit that Muri gave it last, in whole minutes as Slurm has it; 0 when that is not known.
-        min_speed: Guaranteed minimum speed, 1 = as fast as alone; 0: none.
-    """
+    """A job is a member of a group."""
 
     pilot: int
-    original: Original
-    accumulate_steps: int = 1
-    limit_s: int = 0
-    min_speed: float = 0.0
+    original: Original  # Request to restore when the group ends before the member has finished
+    accumulate_steps: int = 1  # Number of micro-batches into which its batches are split
+    limit_s: int = 0  # Time limit that Muri gave it last, in whole minutes as Slurm has it; 0 when unknown
+    min_speed: float = 0.0  # Guaranteed minimum speed, 1 = as fast as alone; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The controller's decision about a job when it started it.
+    """The controller's decision about a job when it started it; None where it runs alone."""
 
-    Attributes:
-        why: Sentences for people: why it is in its group, or alone.
-        speed: Expected speed in its group, 1 = as fast as alone; None where it runs alone.
-        solo_iteration_s: Iteration time alone, from its profile; None where it runs alone.
-        estimated: Whether that profile is an estimate.
-    """
-
-    why: tuple[str, ...] = ()
-    speed: float | None = None
-    solo_iteration_s: float | None = None
-    estimated: bool = False
+    why: tuple[str, ...] = ()  # Sentences for people: why it is in its group, or alone
+    speed: float | None = None  # Expected speed in its group, 1 = as fast as alone
+    solo_iteration_s: float | None = None  # Iteration time alone, from its profile
+    estimated: bool = False  # Whether that profile is an estimate
 
 
 class PilotTag(NamedTuple):
@@ -228,7 +213,7 @@ def format_given(given: Given) -> str:
 
 
 def parse_given(admin_comment: str) -> Given | None:
-    """Read what a job had asked for; None when it has its own request or the tag is damaged."""
+    """Read a job's original request; None when it has its own CPUs and memory or the tag is damaged."""
     return _parsed(admin_comment, GIVEN_PREFIX, Given)
 
 
@@ -314,24 +299,16 @@ def memory_retry(admin_comment: str) -> MemoryRetry:
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """What `--muri` asked for; a key that the tag lacks has its default. muri.lua has the same keys and limits."""
+    """The keys of `--muri`; a key that the tag lacks has its default. muri.lua has the same keys and limits."""
 
-    model: str = ""
-    """Name under which the training profile is kept."""
-    batch_size: int = 0
-    """Samples per iteration on one GPU."""
-    duration_s: int | None = None
-    """Expected run time alone, in seconds."""
-    checkpoint: bool = False
-    """The job writes checkpoints and may be stopped and resumed."""
-    alone: bool = False
-    """Profile the job but never group it with others."""
-    accumulate: int = 1
-    """The script can split each batch into up to N parts (muri.accumulate)."""
-    min_speed: float = 0.0
-    """Least speed beside others, as a share of its speed alone."""
-    opportunistic: bool = False
-    """The job only asks for what others leave over."""
+    model: str = ""  # Name under which the training profile is kept
+    batch_size: int = 0  # Samples per iteration on one GPU
+    duration_s: int | None = None  # Expected run time alone
+    checkpoint: bool = False  # The job writes checkpoints and may be stopped and resumed
+    alone: bool = False  # Profile the job but never group it with others
+    accumulate: int = 1  # The script can split each batch into up to N parts (muri.accumulate)
+    min_speed: float = 0.0  # Least speed beside others, as a share of its speed alone
+    opportunistic: bool = False  # The job only asks for what others leave over
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]{0,63}")
@@ -385,18 +362,12 @@ class SubmitFacts:
 
     They come from the user's own process: they may say anything about that user's job, and are trusted no further than
     that.
-
-    Attributes:
-        line: Digest of the command line's words.
-        arguments: The batch script's, whatever bytes they hold; None when they were too long to travel.
-        environment: Digest of the Python and of the variables that decide what a script imports, "" when unknown.
-        python: The first Python in PATH, "" when unknown.
     """
 
-    line: str
-    arguments: tuple[str, ...] | None
-    environment: str = ""
-    python: str = ""
+    line: str  # Digest of the command line's words
+    arguments: tuple[str, ...] | None  # The batch script's, whatever bytes they hold; None when too long to travel
+    environment: str = ""  # Digest of the Python and of the variables that decide which modules a script imports
+    python: str = ""  # The first Python in PATH, "" when unknown
 
 
 def read_facts(admin_comment: str) -> SubmitFacts | None:

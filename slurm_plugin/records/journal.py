@@ -1,7 +1,7 @@
 """The controller's memory between cycles: intents and facts in SQLite, in WAL mode with full synchronization.
 
-An intent is on disk before the RPC that carries it out, so that a controller killed between any two lines can tell at
-its next start what it had begun.
+An intent is on disk before the RPC that carries it out, so that a controller killed between any two lines knows at
+its next start which actions it had begun.
 """
 
 import json

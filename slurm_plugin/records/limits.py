@@ -1,4 +1,4 @@
-"""What a site allows: limits of partitions, QOS and associations, Slurm's words for them, and removal of GPUs. Pure."""
+"""Limits of a site's partitions, QOS and associations, Slurm's words for them, and removal of GPUs. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ NO_LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class PartitionLimits:
-    """What a partition allows and gives; None stands for no limit, "" and 0 for no default."""
+    """Limits and defaults of a partition; None stands for no limit, "" and 0 for no default."""
 
     name: str
     state: str = "UP"  # UP, DOWN (jobs wait), DRAIN (takes no new jobs) or INACTIVE (both)

@@ -29,7 +29,7 @@ Gate = Literal["licence", "hold"]
 """The kind of gate that a job was submitted with."""
 
 OPEN: Final = "open"
-"""Replaces a gate's kind once Muri has lifted its own hold: a later hold is somebody else's."""
+"""Replaces a gate's kind once Muri has lifted its own hold: a later hold is not Muri's."""
 
 REQUEUED: Final = "requeued"
 """Written before Muri requeues a job held; marks the hold as Muri's."""
@@ -73,7 +73,7 @@ def is_behind_own_hold(job: Job) -> bool:
         return False
     word = gate_word(job)
     if word is None and is_behind_licence(job):
-        return False  # its comment was damaged: the license is its gate, and the hold is somebody else's
+        return False  # its comment was damaged: the license is its gate, and the hold is not Muri's
     if word == OPEN or (word == "hold" and job.reason == REQUEUED_HELD):
         return job.reason == REQUEUED_HELD and tags.is_member(job.admin_comment)
     return word in {None, "hold", REQUEUED} and job.reason in {REQUEUED_HELD, _HELD_BY_USER}
@@ -112,7 +112,7 @@ log = logging.getLogger("muri.controller")
 
 
 class Role(StrEnum):
-    """What a job is to Muri; a job has exactly one role.
+    """The part of a job in Muri's work; a job has exactly one role.
 
     CANDIDATE: submitted with `--muri`, behind the gate, and Muri decides when it starts. Leaves when Muri opens the
         gate, or by becoming a member.
@@ -160,7 +160,7 @@ class ManagedJob(Job):
 
     @property
     def has_changed_limit(self) -> bool:
-        """Whether a member's time limit was changed since Muri gave it one: they get what they wrote."""
+        """Whether a member's time limit was changed since Muri gave it one: the new limit holds."""
         given_s = 0 if self.membership is None else self.membership.limit_s
         return given_s > 0 and self.time_limit_s != given_s
 

@@ -1,4 +1,4 @@
-/* sbatch, salloc and srun: from options to a mark on the job. job_submit/muri.lua reads what they say. */
+/* sbatch, salloc and srun: from options to a mark on the job, which job_submit/muri.lua reads. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdbool.h>
@@ -14,7 +14,7 @@
 
 enum { OPTION_MURI = 1, OPTION_NO_MURI = 2 };
 
-/* What the options of this process have said so far. */
+/* The options of this process so far. */
 static struct muri_options given;
 
 /* Tell the user why an option is refused, if it is. Returns 0, or -1 for a refusal. */
@@ -135,7 +135,7 @@ static bool is_sbatch(void)
 	return strcmp(program_invocation_short_name, "sbatch") == 0;
 }
 
-/* Add what only this process knows. A job without it is Muri's as well, but its arguments may not be known. */
+/* Add the facts that only this process knows. A job without them is Muri's as well, but with unknown arguments. */
 static void add_facts(spank_t spank)
 {
 	struct muri_words words = muri_command_line();
@@ -160,7 +160,7 @@ static bool only_tests(void)
 	return found;
 }
 
-/* What slurmctld's job_submit reads, and what the job finds in MURI_JOB; for a batch job job_submit writes that anew. */
+/* Set the texts for slurmctld's job_submit, and the job's MURI_JOB, which job_submit writes anew for a batch job. */
 static int mark(spank_t spank, const char *texts)
 {
 	char text[MURI_TEXTS_SIZE];
@@ -173,7 +173,7 @@ static int mark(spank_t spank, const char *texts)
 	return -1;
 }
 
-/* Forget what an outer job left: it says nothing of this one. */
+/* Remove variables inherited from an outer job. */
 static void unmark(spank_t spank)
 {
 	spank_job_control_unsetenv(spank, MURI_OPTION_NAME);
@@ -204,9 +204,9 @@ int muri_allocator_post_options(spank_t spank)
 {
 	if (read_environment()) {
 		/*
-		 * Slurm ignores what an `optional` plugin returns here, and the job would be submitted
-		 * as something the user did not ask for. Nothing has been sent yet: end the command.
-		 * Not exit(): Slurm's exit handler would unload this code while it runs.
+		 * Slurm ignores the return value of an `optional` plugin here, and the job would be submitted in a
+		 * way that the user did not ask for. Nothing has been sent yet: end the command. Not exit(): Slurm's
+		 * exit handler would unload this code while it runs.
 		 */
 		slurm_error("muri: the job is not submitted");
 		_exit(EXIT_FAILURE);

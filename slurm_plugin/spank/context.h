@@ -1,4 +1,4 @@
-/* What the plugin does in sbatch, salloc and srun; spank.c chooses by Slurm context. */
+/* The plugin in sbatch, salloc and srun; spank.c chooses by Slurm context. */
 #ifndef MURI_CONTEXT_H
 #define MURI_CONTEXT_H
 
@@ -26,7 +26,7 @@
 /* Register --muri and --no-muri once; calling again does nothing. */
 int muri_register_options(spank_t spank);
 
-/* sbatch, salloc and srun: register the options, forget what an outer job left in the environment. */
+/* sbatch, salloc and srun: register the options, remove variables inherited from an outer job. */
 int muri_client_init(spank_t spank);
 
 /* sbatch, salloc: mark the job, or remove a mark inherited from an outer job. */

@@ -12,7 +12,7 @@
 
 #include "command_line.h"
 
-/* What decides, beside the Python, what a script imports. PATH counts by the Python that it leads to. */
+/* Variables that decide, beside the Python, which modules a script imports. PATH counts by the Python in it. */
 static const char *const deciding[] = {
 	"CONDA_PREFIX",	"LD_LIBRARY_PATH",  "LD_PRELOAD",     "PYTHONHOME",  "PYTHONNOUSERSITE",
 	"PYTHONPATH",	"PYTHONSAFEPATH",   "PYTHONUSERBASE", "MURI_PYTHON", "SBATCH_EXPORT",

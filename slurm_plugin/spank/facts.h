@@ -1,5 +1,5 @@
 /*
- * What only the submitting process knows of a job: the words of its command line and the Python of its environment.
+ * Facts that only the submitting process knows: the words of its command line and the Python of its environment.
  * They travel beside the mark as one word in a safe alphabet, read by muri.lua and muri.slurm_plugin.records.comment_tags:
  *
  *   1.ENVIRONMENT.LINE.PYTHON.ARGUMENTS

@@ -34,10 +34,7 @@ static void make_run_dir(spank_t spank)
 
 static int remote_init(spank_t spank)
 {
-	/*
-	 * For every job: a pilot job has no mark, and what a job's environment says is its user's word.
-	 * Slurm still runs this as root.
-	 */
+	/* As root, and for every job: a pilot job has no mark, and a job's environment is its user's to write. */
 	make_run_dir(spank);
 	return muri_register_options(spank);
 }
