@@ -22,7 +22,6 @@ from muri.slurm_plugin.private_files import user_name
 from muri.text import FewWarnings, log_handler, printable, printable_lines
 
 if TYPE_CHECKING:
-    from muri.slurm_plugin.controller.surroundings import StopSignal
     from muri.slurm_plugin.execute.gate import Drained
 
 
@@ -53,6 +52,7 @@ def controller(
       muri-controller --events              only the latter, where a timer calls --once
     """
     from muri.slurm_plugin.controller.assemble import read_trusted_config
+    from muri.slurm_plugin.controller.loop import serve_forever, serve_on_events, serve_once
     from muri.slurm_plugin.controller.surroundings import StopSignal
 
     if sum((once, interval_s is not None, events, dry_run)) != 1:
@@ -72,12 +72,14 @@ def controller(
     settle_own(PUBLIC)
     stop = StopSignal()
     stop.heed_signals()
-    if events:
-        _run_on_events(config_file, config, stop)
+    if events and not config.events.enabled:
+        click.echo("events.enabled is off in muri.yaml; nothing to do", err=True)
+    elif events:
+        serve_on_events(config_file, config, stop)
     elif interval_s is None:
-        _run_once(config, stop)
+        serve_once(config, stop)
     else:
-        _run_forever(config, interval_s, stop)
+        serve_forever(config, interval_s, stop)
 
 
 def _print_decision(config: Config) -> None:
@@ -88,76 +90,6 @@ def _print_decision(config: Config) -> None:
         decision = instance.decision()
     for action in decision.repairs + decision.actions:
         click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
-
-
-def _run_once(config: Config, stop: "StopSignal") -> None:
-    from muri.slurm_plugin.controller.assemble import open_controller
-    from muri.slurm_plugin.controller.events import open_bell
-    from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, holder_of, run_for_timer
-    from muri.slurm_plugin.controller.surroundings import Surroundings
-
-    with _only_one_at_work(config), open_controller(config, surroundings=Surroundings(stop)) as instance:
-        is_watched = holder_of(config.state_dir, EVENTS_LOCK_NAME) is not None
-        bell = open_bell(config.events.notice_file, config.state_dir) if is_watched else None
-        run_for_timer(instance, config.tuning.gate_watch_s, stop, bell)
-
-
-def _run_forever(config: Config, interval_s: float, stop: "StopSignal") -> None:
-    from muri.slurm_plugin.controller.assemble import open_controller
-    from muri.slurm_plugin.controller.events import LEAST_GAP_S, open_bell
-    from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, only_one, run_forever
-    from muri.slurm_plugin.controller.surroundings import Surroundings
-
-    with ExitStack() as stack:
-        stack.enter_context(_only_one_at_work(config))
-        bell = None
-        if config.events.enabled and interval_s > LEAST_GAP_S:  # else cycles come as soon by themselves
-            stack.enter_context(only_one(config.state_dir, EVENTS_LOCK_NAME))
-            bell = open_bell(config.events.notice_file, config.state_dir)
-        instance = stack.enter_context(open_controller(config, looping=True, surroundings=Surroundings(stop)))
-        if config.metrics_listen:
-            instance.books.serve()
-        run_forever(instance, interval_s, config.tuning.gate_watch_s, stop, bell=bell)
-
-
-def _run_on_events(config_file: Path | None, config: Config, stop: "StopSignal") -> None:
-    from muri.slurm_plugin.controller.assemble import open_controller, read_trusted_config
-    from muri.slurm_plugin.controller.events import open_bell
-    from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, only_one, run_on_events, run_once
-    from muri.slurm_plugin.controller.surroundings import Surroundings
-
-    if not config.events.enabled:
-        click.echo("events.enabled is off in muri.yaml; nothing to do", err=True)
-        return
-    bell = open_bell(config.events.notice_file, config.state_dir)
-
-    def cycle() -> None:
-        current = read_trusted_config(config_file)  # as the timer's next cycle has it
-        with only_one(current.state_dir), open_controller(current, surroundings=Surroundings(stop)) as instance:
-            run_once(instance, current.tuning.gate_watch_s, stop, bell=bell)
-
-    with only_one(config.state_dir, EVENTS_LOCK_NAME):
-        run_on_events(cycle, stop, bell)
-
-
-@contextmanager
-def _only_one_at_work(config: Config) -> Iterator[None]:
-    """Hold the controller's lock; raises an AnotherControllerError, a ControllerHangsError if it has missed cycles."""
-    from muri.slurm_plugin.controller.loop import AnotherControllerError, ControllerHangsError, hung_for_s, only_one
-    from muri.slurm_plugin.controller.status import CYCLES_MISSED
-
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(only_one(config.state_dir))
-        except AnotherControllerError as error:
-            hung_s = hung_for_s(config.state_dir, time.time())
-            if hung_s is None or hung_s < CYCLES_MISSED * config.interval_s:
-                raise
-            raise ControllerHangsError(
-                f"{error}. But it has finished no cycle for {hung_s:.0f} s: end it, then run this again; "
-                "`muri drain --if-stale` gives its jobs back meanwhile"
-            ) from error
-        yield
 
 
 def controller_main() -> None:

@@ -5,16 +5,20 @@ import logging
 import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
-from muri.slurm_plugin.controller.events import LOOK_S, Bell
-from muri.slurm_plugin.controller.status import STATUS_NAME, age_s
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.assemble import open_controller, read_trusted_config
+from muri.slurm_plugin.controller.events import LEAST_GAP_S, LOOK_S, Bell, open_bell
+from muri.slurm_plugin.controller.status import CYCLES_MISSED, STATUS_NAME, age_s
+from muri.slurm_plugin.controller.surroundings import StopSignal, Surroundings
 from muri.slurm_plugin.execute.apply import StopFlag
 from muri.slurm_plugin.private_files import make_private_directory, open_private_file
 
@@ -220,3 +224,55 @@ def _wait(until_s: float, stop: Waitable, clock: Clock, bell: Bell | None) -> bo
         end_s = until_s if bell is None else min(until_s, bell.due_s, now_s + LOOK_S)
         stop.wait(max(0.0, end_s - now_s))
     return False
+
+
+def serve_once(config: Config, stop: StopSignal) -> None:
+    """Run a timer's cycle; with a watcher of events also those that follow while it stays."""
+    with _only_one_at_work(config), open_controller(config, surroundings=Surroundings(stop)) as instance:
+        is_watched = holder_of(config.state_dir, EVENTS_LOCK_NAME) is not None
+        bell = open_bell(config.events.notice_file, config.state_dir) if is_watched else None
+        run_for_timer(instance, config.tuning.gate_watch_s, stop, bell)
+
+
+def serve_forever(config: Config, interval_s: float, stop: StopSignal) -> None:
+    """Run cycles at an interval, and on events, until told to stop."""
+    with ExitStack() as stack:
+        stack.enter_context(_only_one_at_work(config))
+        bell = None
+        if config.events.enabled and interval_s > LEAST_GAP_S:  # else cycles come as soon by themselves
+            stack.enter_context(only_one(config.state_dir, EVENTS_LOCK_NAME))
+            bell = open_bell(config.events.notice_file, config.state_dir)
+        instance = stack.enter_context(open_controller(config, looping=True, surroundings=Surroundings(stop)))
+        if config.metrics_listen:
+            instance.books.serve()
+        run_forever(instance, interval_s, config.tuning.gate_watch_s, stop, bell=bell)
+
+
+def serve_on_events(config_file: Path | None, config: Config, stop: StopSignal) -> None:
+    """Run cycles on events until told to stop, beside a timer's; each reads the configuration anew, as the timer's."""
+    bell = open_bell(config.events.notice_file, config.state_dir)
+
+    def cycle() -> None:
+        current = read_trusted_config(config_file)
+        with only_one(current.state_dir), open_controller(current, surroundings=Surroundings(stop)) as instance:
+            run_once(instance, current.tuning.gate_watch_s, stop, bell=bell)
+
+    with only_one(config.state_dir, EVENTS_LOCK_NAME):
+        run_on_events(cycle, stop, bell)
+
+
+@contextmanager
+def _only_one_at_work(config: Config) -> Iterator[None]:
+    """Hold the controller's lock; raises an AnotherControllerError, a ControllerHangsError if it has missed cycles."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(only_one(config.state_dir))
+        except AnotherControllerError as error:
+            hung_s = hung_for_s(config.state_dir, time.time())
+            if hung_s is None or hung_s < CYCLES_MISSED * config.interval_s:
+                raise
+            raise ControllerHangsError(
+                f"{error}. But it has finished no cycle for {hung_s:.0f} s: end it, then run this again; "
+                "`muri drain --if-stale` gives its jobs back meanwhile"
+            ) from error
+        yield
