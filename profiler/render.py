@@ -10,7 +10,7 @@ from rich.text import Text
 
 from muri.clock import age
 from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
-from muri.profiler.fits import overlap_exponent
+from muri.profiler.interference import overlap_exponent
 from muri.profiler.lookup import PUBLISHED
 from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile, dangers_text, unexplained
 from muri.profiler.sensitivity import Dataset, SensitivityProfile, cache_sizes, throughput

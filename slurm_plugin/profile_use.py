@@ -20,9 +20,18 @@ from muri.profiler.drift import Drift, DriftRule, find_drift, is_due, measured_b
 from muri.profiler.dryrun.steadiness import certainty
 from muri.profiler.errors import CorruptStoreError, InterferenceError
 from muri.profiler.estimates import estimates_of, unknown_models
-from muri.profiler.fits import FITS, LinearFit
-from muri.profiler.pairs import LEARNT, MEASURED, Interference, Side, by_pair, every_pair, ordered
-from muri.profiler.pairs import put as put_pair
+from muri.profiler.interference import (
+    FITS,
+    LEARNT,
+    MEASURED,
+    Interference,
+    LinearFit,
+    Side,
+    by_pair,
+    every_pair,
+    ordered,
+)
+from muri.profiler.interference import put as put_pair
 from muri.profiler.records import STAGES, Document, ProfileKey, StageProfile
 from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
 from muri.profiler.slowdown import SLOWDOWNS, SlowdownFit

@@ -6,7 +6,7 @@ import pytest
 from profile_builders import OTHER_GPU, A, B, C, make_profile, pair, profile
 
 from muri.profiler.errors import FitError
-from muri.profiler.pairs import put
+from muri.profiler.interference import put
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
 from muri_lab.interference.fits import expected, fit_communication, next_pairs

@@ -10,7 +10,7 @@ from profile_builders import make_profile
 from profile_commands import muri_lab
 
 from muri.profiler.errors import FitError
-from muri.profiler.pairs import Interference, Side, put
+from muri.profiler.interference import Interference, Side, put
 from muri.profiler.records import ProfileDetail
 from muri.profiler.slowdown import Parabola, SlowdownFit, published_slowdown, slowdown_of
 from muri.profiler.store import ProfileStore

@@ -25,8 +25,7 @@ from muri.launcher.job.script import after_import
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.threads import DangerWatch, danger_watch
 from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refine, stage_of
-from muri.profiler.dryrun.course import Course, TooShortError
-from muri.profiler.dryrun.disturbance import Disturbance
+from muri.profiler.dryrun.course import Course, Disturbance, TooShortError
 from muri.profiler.dryrun.messages import READS, DryRunRequest, DryRunResult
 from muri.profiler.dryrun.steadiness import LoaderAhead
 from muri.profiler.records import ProfileDetail, ProfileError

@@ -20,9 +20,8 @@ from muri.profiler.commands.options import (
 )
 from muri.profiler.errors import NoSuchProfileError, NotPublishableError
 from muri.profiler.estimates import FEATURES
-from muri.profiler.fits import FITS, computation_name
+from muri.profiler.interference import FITS, PAIRS, Interference, computation_name, known_pairs, to_document
 from muri.profiler.lookup import Wanted, find_all, find_one
-from muri.profiler.pairs import PAIRS, Interference, known_pairs, to_document
 from muri.profiler.records import Document, ProfileKey
 from muri.profiler.sensitivity import SENSITIVITIES
 from muri.profiler.store import ACCUMULATES, Author, ProfileStore, Stored

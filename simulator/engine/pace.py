@@ -13,7 +13,7 @@ from muri.policies.speed.lockstep import Lockstep, period_s
 from muri.policies.speed.model import Shape, SpeedModel, shape_of
 from muri.policies.traits import Demand, InterferenceTable, PairSpeed, Sensitivity, derived_sensitivity
 from muri.policies.types import Policy
-from muri.profiler.pairs import estimated_ratio
+from muri.profiler.interference import estimated_ratio
 from muri.profiler.records import RESOURCES, StageProfile
 from muri.simulator.engine.jobs import LiveJob, Unit
 from muri.simulator.model import Cluster, SimulationError, TraceJob
@@ -95,7 +95,7 @@ class Pairs:
         """The measured pairs, and estimates of all others.
 
         Estimates are for two processes that share a GPU without turns, by queueing theory
-        (`muri.profiler.fits`), from the profile of each model's first job by submit time.
+        (`muri.profiler.interference`), from the profile of each model's first job by submit time.
 
         Raises:
             SimulationError: There are too many models.

@@ -26,8 +26,19 @@ from muri.policies.traits import (
 from muri.policies.types import PlanRequest, Policy
 from muri.profiler.dryrun.messages import READS
 from muri.profiler.errors import FitError, SensitivityError
-from muri.profiler.fits import LinearFit, Point, computation_name, fit_computation, fit_line, overlap_exponent
-from muri.profiler.pairs import Interference, Pairs, by_pair, estimated_ratio, find
+from muri.profiler.interference import (
+    Interference,
+    LinearFit,
+    Pairs,
+    Point,
+    by_pair,
+    computation_name,
+    estimated_ratio,
+    find,
+    fit_computation,
+    fit_line,
+    overlap_exponent,
+)
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity import (
     DOUBT,

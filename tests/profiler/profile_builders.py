@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from muri.profiler.pairs import Interference, Side
+from muri.profiler.interference import Interference, Side
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 
 

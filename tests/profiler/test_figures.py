@@ -13,8 +13,7 @@ from muri.profiler.drift import DriftRule, find_drift
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.errors import FitError, InterferenceError, SensitivityError
 from muri.profiler.estimates import Bandwidth, scale
-from muri.profiler.fits import LinearFit
-from muri.profiler.pairs import Side, estimated_ratio
+from muri.profiler.interference import LinearFit, Side, estimated_ratio
 from muri.profiler.records import STAGES, Document, ProfileDetail, ProfileError, ProfileKey
 from muri.profiler.sensitivity import CpuSensitivity, Dataset, Point, SensitivityProfile
 from muri.profiler.store import Observation

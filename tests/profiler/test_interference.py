@@ -10,8 +10,19 @@ from profile_builders import A, B, C, make_profile, pair, profile
 
 from muri.profiler.dryrun.messages import StampReader
 from muri.profiler.errors import FitError
-from muri.profiler.fits import LinearFit, Point, fit_computation, fit_line, overlap_exponent
-from muri.profiler.pairs import busy_shares, by_pair, estimated_ratio, find, known_pairs, put
+from muri.profiler.interference import (
+    LinearFit,
+    Point,
+    busy_shares,
+    by_pair,
+    estimated_ratio,
+    find,
+    fit_computation,
+    fit_line,
+    known_pairs,
+    overlap_exponent,
+    put,
+)
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
 

@@ -7,8 +7,7 @@ import pytest
 from profile_builders import make_profile
 from profile_commands import invoke, muri, use_own_store
 
-from muri.profiler.fits import FITS, computation_name
-from muri.profiler.pairs import Interference, Side, by_pair, find, known_pairs, put
+from muri.profiler.interference import FITS, Interference, Side, by_pair, computation_name, find, known_pairs, put
 from muri.profiler.records import Document, ProfileKey
 from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Point, SensitivityProfile
 from muri.profiler.store import ACCUMULATES, ProfileStore

@@ -27,7 +27,7 @@ print("met and finished", own, flush=True)
 MEASURED = """\
 import sys
 from pathlib import Path
-from muri.profiler.pairs import Interference, Side, put
+from muri.profiler.interference import Interference, Side, put
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 sides = [Side(ProfileKey(name, 8, 1, "gpu"), 0.1, 0.1 * r, r, 0.02, 0.9, 40) for name, r in (("a", 1.25), ("b", 1.6))]

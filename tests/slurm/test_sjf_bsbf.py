@@ -5,7 +5,7 @@ import json
 import pytest
 from muri_cluster import MuriCluster
 
-from muri.profiler.pairs import LEARNT
+from muri.profiler.interference import LEARNT
 from muri.profiler.records import ProfileKey, StageProfile
 from sandbox.driver import Driver
 

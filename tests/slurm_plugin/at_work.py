@@ -7,7 +7,7 @@ from typing import Any
 from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, make_job
 
 from muri.policies.types import Plan, PlanRequest, Policy
-from muri.profiler.pairs import Interference, Side
+from muri.profiler.interference import Interference, Side
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_slurm import FOUR_KINDS, FakeSlurm, group_at_work, one_cycle, pilots, speeds_report
 
-from muri.profiler.pairs import Interference, by_pair, every_pair, find, put
+from muri.profiler.interference import Interference, by_pair, every_pair, find, put
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.records.journal import PAIR

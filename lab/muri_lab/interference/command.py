@@ -27,9 +27,18 @@ from muri.profiler.commands.options import (
 )
 from muri.profiler.dryrun.runner import check_command
 from muri.profiler.errors import FitError, NoSuchProfileError
-from muri.profiler.fits import FITS, LinearFit, computation_name, fit_computation
+from muri.profiler.interference import (
+    FITS,
+    Interference,
+    LinearFit,
+    Side,
+    computation_name,
+    every_pair,
+    fit_computation,
+    known_pairs,
+    put,
+)
 from muri.profiler.lookup import Wanted, find_all, of_command
-from muri.profiler.pairs import Interference, Side, every_pair, known_pairs, put
 from muri.profiler.records import Document, ProfileKey, StageProfile
 from muri.profiler.render import add_figures, milliseconds
 from muri.profiler.slowdown import SLOWDOWNS, SlowdownFit, published_slowdown

@@ -23,7 +23,7 @@ from muri.errors import MuriError, UsageError
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, StampReader
 from muri.profiler.dryrun.runner import check_command, end, last_words, start
 from muri.profiler.dryrun.steadiness import certainty, settled_after
-from muri.profiler.pairs import Interference, Side
+from muri.profiler.interference import Interference, Side
 from muri.profiler.records import ProfileKey
 
 DEFAULT_STEADY_S: Final = 30.0

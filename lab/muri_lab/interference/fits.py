@@ -10,8 +10,17 @@ from typing import Final, NamedTuple
 from muri.profiler import figures
 from muri.profiler.errors import FitError
 from muri.profiler.estimates import estimated
-from muri.profiler.fits import LinearFit, Point, fit_line
-from muri.profiler.pairs import Interference, by_pair, estimated_ratio, find, known_pairs, ordered
+from muri.profiler.interference import (
+    Interference,
+    LinearFit,
+    Point,
+    by_pair,
+    estimated_ratio,
+    find,
+    fit_line,
+    known_pairs,
+    ordered,
+)
 from muri.profiler.records import ProfileKey, StageProfile, owned_name
 from muri.profiler.slowdown import Parabola, Slowdown, SlowdownFit
 from muri.profiler.store import ProfileStore

@@ -10,7 +10,7 @@ from fake_slurm import NOW_S, FakeSlurm, make_job, make_node, one_gpu, told
 
 from muri.policies.registry import get_policy
 from muri.policies.types import PlanRequest
-from muri.profiler.pairs import Interference
+from muri.profiler.interference import Interference
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config

@@ -150,7 +150,7 @@ def test_a_busy_neighbour_on_the_same_core_is_noticed():
     cpu = min(os.sched_getaffinity(0))
     pinned = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n"
     measure = (
-        "from muri.profiler.dryrun.disturbance import Disturbance; import time\n"
+        "from muri.profiler.dryrun.course import Disturbance; import time\n"
         "found = Disturbance(); until = time.monotonic() + 0.5\n"
         "while time.monotonic() < until: pass\n"
         "print(found.share())"

@@ -6,7 +6,7 @@ import pytest
 from at_work import cycle_of, measured_pair
 from fake_slurm import make_job, make_node
 
-from muri.profiler.pairs import PAIRS
+from muri.profiler.interference import PAIRS
 from muri.profiler.records import Document, ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Dataset, Point, SensitivityProfile, throughput
 from muri.profiler.store import ProfileStore

@@ -7,7 +7,7 @@ from at_work import measured_pair
 from fake_slurm import FakeSlurm, Killed, make_job, make_node, one_cycle, pilots
 
 from muri.policies.types import NodeShare, Plan, PlanRequest, Policy, Reason, Running, Sharer, Waiting
-from muri.profiler.fits import FITS, LinearFit, computation_name
+from muri.profiler.interference import FITS, LinearFit, computation_name
 from muri.profiler.records import Document, ProfileKey, StageProfile
 from muri.profiler.slowdown import SLOWDOWNS, Parabola, SlowdownFit
 from muri.slurm_plugin.config import Config

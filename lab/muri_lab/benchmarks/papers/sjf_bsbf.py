@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from muri.profiler.fits import LinearFit, Point, fit_line
+from muri.profiler.interference import LinearFit, Point, fit_line
 from muri.simulator.traces.models import models_of_pairs
 from muri_lab.benchmarks.papers.frame import Curve, Experiment, Outcome, Row
 from muri_lab.benchmarks.papers.sjf_bsbf_workload import (
