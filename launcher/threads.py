@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from muri.group_spec import MemberSpec
     from muri.launcher.arbitration.arbiter import Arbiter
-    from muri.launcher.job.session import MemberSession
     from muri.launcher.job.stage_clock import IntervalListener
     from muri.launcher.protocol import AttachRequest
+    from muri.launcher.sessions.setup import MemberSession
 
 _ROOM: Final = "muri.launcher.shared_process"
 

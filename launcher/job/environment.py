@@ -1,15 +1,18 @@
-"""What the environment tells a process of its job: its rank, its timeouts, its number of micro-batches.
+"""The surroundings of a script's process: variables about its job, and the processes that it has started.
 
 `srun` starts one task per GPU and numbers them; so does torchrun (`torchrun --no-python … muri run train.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
@@ -129,3 +132,72 @@ def chosen_steps() -> int:
 
 leaves_steps_to_scheduler: Final = threading.Event()
 """Set once the script leaves the number of micro-batches to the scheduler."""
+
+
+MURIS_OWN: Final = "muri-looks"
+"""The kernel's name for a thread of Muri's own in a script's process, whose work is not the script's."""
+
+
+def name_as_muris_own() -> None:
+    """Give the calling thread that name, which other processes can read."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(MURIS_OWN)
+
+
+def threads_of(pid: int) -> list[Path]:
+    """All threads of a process; none if it has ended."""
+    with contextlib.suppress(OSError):
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    return []
+
+
+def children_of(threads: Iterable[Path]) -> Iterator[int]:
+    """The processes that these threads have started and that still exist."""
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            yield from map(int, (thread / "children").read_text().split())
+
+
+def descendants_of(root: int) -> Iterator[int]:
+    """All processes that descend from one; parents come before their children."""
+    waiting = [root]
+    while waiting:
+        children = list(children_of(threads_of(waiting.pop(0))))
+        yield from children
+        waiting.extend(children)
+
+
+def threads_of_trees(pids: Iterable[int]) -> Iterator[Path]:
+    """All threads of these processes and of their descendants."""
+    waiting = list(pids)
+    while waiting:
+        threads = threads_of(waiting.pop())
+        yield from threads
+        waiting.extend(children_of(threads))
+
+
+MOST_ROUNDS: Final = 10
+"""A process may start others before its own turn to be stopped comes; those are found in the next round."""
+
+
+def stop_descendants(root: int) -> None:
+    """Stop all processes that descend from one, but not that one itself. 0 is not a process."""
+    stopped: set[int] = set()
+    for _ in range(MOST_ROUNDS if root else 0):
+        new = [pid for pid in descendants_of(root) if pid not in stopped]
+        if not new:
+            return
+        _send(signal.SIGSTOP, new)
+        stopped.update(new)
+
+
+def continue_descendants(root: int) -> None:
+    """Continue all processes that descend from one. 0 is not a process."""
+    if root:
+        _send(signal.SIGCONT, list(descendants_of(root)))
+
+
+def _send(number: int, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

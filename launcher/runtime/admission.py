@@ -11,8 +11,8 @@ from typing import Final
 from muri.errors import MuriError
 from muri.launcher.job.environment import STEPS_VARIABLE
 from muri.launcher.job.scheduler import Membership, load_membership
-from muri.launcher.job.session import MemberSession
 from muri.launcher.runtime.member_table import MemberTable
+from muri.launcher.sessions.setup import MemberSession
 from muri.launcher.threads import SharedProcess
 from muri.units import GIB
 

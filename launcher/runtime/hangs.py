@@ -36,8 +36,15 @@ from typing import Final
 from muri.errors import UsageError
 from muri.inherited import settle_own
 from muri.launcher.arbitration.arbiter import PausingArbiter
-from muri.launcher.job.environment import HANG_TIMEOUT_VARIABLE, hang_timeout_s
-from muri.launcher.job.session import MURIS_OWN, MemberSession, Roots, children_of, threads_of, threads_of_trees
+from muri.launcher.job.environment import (
+    HANG_TIMEOUT_VARIABLE,
+    MURIS_OWN,
+    children_of,
+    hang_timeout_s,
+    threads_of,
+    threads_of_trees,
+)
+from muri.launcher.sessions.setup import MemberSession, Roots
 
 logger = logging.getLogger("muri.launcher")
 

@@ -18,8 +18,8 @@ from muri.files import atomic_json
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
-from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IterationRecord
+from muri.launcher.sessions.setup import MemberSession
 from muri.launcher.threads import SharedProcess
 from muri.profiler.dryrun.course import LiveCourse
 from muri.profiler.dryrun.steadiness import LoaderAhead

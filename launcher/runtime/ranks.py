@@ -13,13 +13,12 @@ from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.launcher.job.environment import task_of
-from muri.launcher.job.session import MemberSession
 from muri.launcher.protocol import AttachRequest
 from muri.launcher.runtime.hangs import Finding, IdleTimer, ThreadSample, idle_cause
 from muri.launcher.runtime.link import Listener, Message, Place, RankLink, RankLinkError, connect
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.network_order import Follower, Leader, RankedArbiter, session_key
-from muri.launcher.sessions.setup import call_later
+from muri.launcher.sessions.setup import MemberSession, call_later
 
 logger = logging.getLogger("muri.launcher")
 

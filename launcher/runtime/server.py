@@ -15,13 +15,13 @@ from muri.group_spec import MemberSpec
 from muri.launcher import protocol
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.environment import run_of
-from muri.launcher.job.session import MemberSession
 from muri.launcher.protocol import AttachRequest, Frame, ProtocolError
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.ranks import Ranks
 from muri.launcher.script.trace import Trace
 from muri.launcher.sessions.process_session import ProcessSession, Start, share_waiting_hint
+from muri.launcher.sessions.setup import MemberSession
 from muri.launcher.threads import SharedProcess
 from muri.profiler.records import STAGES
 from muri.rendezvous import RendezvousError, make_run_dir

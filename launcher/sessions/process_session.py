@@ -23,9 +23,8 @@ from typing import Any, Final
 from muri.group_spec import MemberSpec
 from muri.launcher import process_gate
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
-from muri.launcher.job.environment import task_of
+from muri.launcher.job.environment import continue_descendants, stop_descendants, task_of
 from muri.launcher.job.script import MARK_VARIABLE
-from muri.launcher.job.session import MemberSession, Roots, continue_descendants, stop_descendants
 from muri.launcher.job.stage_clock import (
     NO_TURNS,
     STAGE_COUNT,
@@ -42,7 +41,8 @@ from muri.launcher.sessions.process_start import StartError, Supervisor, Supervi
 from muri.launcher.sessions.setup import (
     GPU_VARIABLES,
     HUNG_GRACE_S,
-    AttachedSession,
+    MemberSession,
+    Roots,
     call_later,
     reported_code,
     take_short_turns,
@@ -62,7 +62,7 @@ Start = Callable[[str], AbstractContextManager[Supervisor]]
 """Starts the supervisor of a member: `process_start.supervised` where its other arguments are known."""
 
 
-class ProcessSession(AttachedSession):
+class ProcessSession(MemberSession):
     """Runs one attach request in a process; see `MemberSession` for the attributes.
 
     Args:
@@ -75,7 +75,7 @@ class ProcessSession(AttachedSession):
         spec: The plan's figures of the member.
     """
 
-    isolation: Final = "process"
+    isolation = "process"
     checkpointed: Final = False
     """False, because the script's own process handles its checkpoint."""
 

@@ -6,12 +6,15 @@ import logging
 import os
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from muri.group_spec import MemberSpec
 from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.protocol import AttachRequest
 
 logger = logging.getLogger("muri.launcher")
@@ -42,23 +45,86 @@ HUNG_GRACE_S: Final = 2.0
 DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/kfd")
 
 
-class AttachedSession:
-    """The parts that sessions of both kinds have from its attach request on; see `job.session.MemberSession`."""
+@dataclass(frozen=True)
+class Roots:
+    """Where a member's threads and processes begin."""
+
+    threads: tuple[int, ...] = ()  # the kernel's numbers of its threads in this process
+    process: int = 0  # the script's own process, 0 for none
+    supervisor: int = 0  # the process between that one and this, 0 for none
+
+
+class MemberSession(ABC):
+    """One run of a member's script: `process_session.ProcessSession`, or a thread (`launcher.threads`)."""
+
+    isolation: str  # "thread" or "process"
+    clock: StageClock
+    ended: threading.Event  # set when the script ended and was cleaned up
 
     def __init__(self, request: AttachRequest, arbiter: Arbiter, spec: MemberSpec | None) -> None:
         self.member = request.job_id
-        self.exit_code: int | None = None
-        self.stopped_at: int | None = None
-        self.fault: str | None = None
-        self.lost_cause: str | None = None
-        self.condemned = False
-        self.out_of_memory = False
-        self.hung = False
-        self.paused = False
-        self.client_pid = 0
+        self.exit_code: int | None = None  # of the script, None until it ended
+        self.stopped_at: int | None = None  # iteration at which the script was saved and stopped, else None
+        self.fault: str | None = None  # the script's error if that ended the CUDA context of this process
+        self.lost_cause: str | None = None  # why the script must run again, but for the runtime's end
+        self.condemned = False  # its exit code means nothing, because the CUDA context has ended
+        self.out_of_memory = False  # the script ended for lack of GPU memory
+        self.hung = False  # it is being ended, or was, because it hangs
+        self.paused = False  # its job is suspended
+        self.client_pid = 0  # process in which `muri run` waits for the end; 0 once it is gone, or if it cannot be seen
         self._request = request
         self._arbiter = arbiter
         self._spec = spec or MemberSpec(request.job_id)
+
+    @property
+    @abstractmethod
+    def checkpointed(self) -> bool:
+        """Whether the script has told the runtime how to save it."""
+
+    @property
+    @abstractmethod
+    def lost(self) -> bool:
+        """Whether the runtime's end cut the script short, so that its exit code means nothing."""
+
+    @abstractmethod
+    def start(self, on_end: Callable[["MemberSession"], None]) -> None:
+        """Run the script; `on_end` is called once, when the exit code is known."""
+
+    @abstractmethod
+    def deliver(self, signum: int) -> None:
+        """Act as the signal would on a process that runs the script."""
+
+    @abstractmethod
+    def end(self, signum: int, grace_s: float = ...) -> None:
+        """End the script with a signal's default action, and insist on it after `grace_s` seconds."""
+
+    @abstractmethod
+    def end_as_hung(self, cause: str) -> None:
+        """End a script that hangs: the cause goes to its standard error, and its exit code is `HUNG_EXIT_CODE`."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop the script's process, if it has one of its own, as SIGSTOP would."""
+
+    @abstractmethod
+    def go_on(self) -> None:
+        """Continue what `stop` has stopped."""
+
+    @abstractmethod
+    def roots(self) -> Roots:
+        """Return where the threads and processes begin that work for the script."""
+
+    @abstractmethod
+    def facts(self) -> Mapping[str, Any] | None:
+        """Return the script's facts beside its iterations (`launcher.script.script_facts`), None before."""
+
+    @abstractmethod
+    def shut_down(self, grace_s: float) -> None:
+        """Let the script's own SIGTERM handler work, else end the script, because the runtime ends."""
+
+    @abstractmethod
+    def detach_output(self) -> None:
+        """Discard further output of the script, because the member's own process is gone."""
 
     def join_arbiter(self) -> None:
         """Let the arbiter know the member."""

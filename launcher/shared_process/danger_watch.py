@@ -22,9 +22,8 @@ from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
-from muri.launcher.job.environment import task_of
+from muri.launcher.job.environment import name_as_muris_own, task_of
 from muri.launcher.job.script import after_import
-from muri.launcher.job.session import name_as_muris_own
 
 KNOWN: Final = frozenset(
     {

@@ -15,7 +15,6 @@ from muri.launcher import threads
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job import script
 from muri.launcher.job.script import NAMELESS, after_import, is_out_of_memory
-from muri.launcher.job.session import MemberSession, Roots
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
 from muri.launcher.protocol import ISOLATION_VARIABLE, AttachRequest
 from muri.launcher.script.checkpoint import STOP_SIGNALS, checkpointer_of
@@ -24,7 +23,8 @@ from muri.launcher.script.script_clock import set_clock_provider
 from muri.launcher.script.solo import install_stage_hooks
 from muri.launcher.sessions.setup import (
     HUNG_GRACE_S,
-    AttachedSession,
+    MemberSession,
+    Roots,
     call_later,
     reported_code,
     tell_hang,
@@ -77,10 +77,10 @@ CANCEL_GRACE_S: Final = 20.0
 _WITHOUT_EFFECT: Final = (signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG)
 
 
-class ThreadSession(AttachedSession):
+class ThreadSession(MemberSession):
     """Runs one attach request; `told_to_end` says that the runtime ended the script, because it ends itself."""
 
-    isolation: Final = "thread"
+    isolation = "thread"
 
     def __init__(
         self,

@@ -18,10 +18,10 @@ from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.job.environment import attach_timeout_s, hang_timeout_s, requeue_wait_s
-from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
 from muri.launcher.runtime.hangs import HangWatch, IdleTimer, ThreadMeter, ThreadSample, is_stopped, sample
 from muri.launcher.runtime.ranks import IdleReports
+from muri.launcher.sessions.setup import Roots
 from muri.launcher.shared_process.danger_watch import LockWatch
 
 TIMEOUT_S = "1"

@@ -12,11 +12,11 @@ from ranks_harness import RankedLauncher
 from muri.group_spec import MemberSpec
 from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.arbitration.disciplines import FairArbiter
-from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.runtime import member_table
 from muri.launcher.runtime.hangs import SuspensionWatch, frozen
 from muri.launcher.runtime.member_table import Member
+from muri.launcher.sessions.setup import Roots
 
 TRAIN = """
     import os, sys, time
