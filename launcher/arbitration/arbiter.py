@@ -111,10 +111,8 @@ class Arbiter(ABC):
     def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Start a session of the member.
 
-        Args:
-            member: Its job id.
-            solo_iteration_s: Its iteration time when alone; learned when None.
-            min_speed: Its minimum speed, 1 = as fast as alone; 0: none. Only `fair` enforces it.
+        Its iteration time alone is learned when None. Its minimum speed is 0 for none, 1 for as fast as alone; `fair`
+        keeps it.
         """
 
     @abstractmethod

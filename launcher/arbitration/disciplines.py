@@ -328,18 +328,10 @@ class PlainArbiter(Arbiter):
 
 
 class _Where(Enum):
-    """A member's state at the barrier.
-
-    AWAY: not in the rotation, until it asks for a resource.
-    BETWEEN: between two stages; the barrier waits for it, for a bounded time.
-    WAITING: one of its threads asks for the resource of a later step and none uses this step's.
-    HOLDING: one of its threads uses the resource of this step.
-    """
-
-    AWAY = "away"
-    BETWEEN = "between"
-    WAITING = "waiting"
-    HOLDING = "holding"
+    AWAY = "away"  # not in the rotation, until it asks for a resource
+    BETWEEN = "between"  # between two stages; the barrier waits for it, for a bounded time
+    WAITING = "waiting"  # one of its threads asks for the resource of a later step and none uses this step's
+    HOLDING = "holding"  # one of its threads uses the resource of this step
 
 
 @dataclass(slots=True, eq=False)

@@ -1,15 +1,10 @@
 """The disciplines by name, the choice between them by measurement, and an arbiter whose discipline can change.
 
-`DisciplineChoice`: a window of iterations gives each member's rate. The total normalized speed is the sum of rate ×
-iteration time alone, 1 for a member as fast as alone; it counts for less where a member misses its minimum speed.
-
-1. The group starts with the discipline that is predicted best.
-2. Another one is tried if its possible gain, over the time that the group will probably go on, pays for the trial. A
-   discipline without a trial could reach its bound, a tried one a little more than it reached.
-3. A trial's window is compared with those of the kept discipline right before and right after it, because the rest of
-   the machine changes all speeds. Trials go on until it is clear which one is better, or that it hardly matters.
-4. Disciplines that lost are tried again at growing intervals only, so that noise does not make a group change forever.
-   Findings are kept for the next time that the same members come together.
+`DisciplineChoice`: windows of iterations give the total normalized speed, the sum of rate × iteration time alone. The
+group starts with the discipline that is predicted best. Another one is tried if its possible gain, over the time that
+the group will probably go on, pays for the trial. A trial's window is compared with those of the kept discipline right
+before and right after it, because the rest of the machine changes all speeds. Disciplines that lost are tried again at
+growing intervals only. Findings are kept for the next time that the same members come together.
 
 `SwitchingArbiter`: waits under the old discipline are called back, the new one grants no token before the last token of
 the old one is returned, and the waits continue under the new one. Members in processes of their own ask for nothing
@@ -155,7 +150,7 @@ class DisciplineChoice:
         Args:
             present: The members that are there now.
             timed: Whether the iteration time alone of each is known; it is learned under turns only.
-            turns: Whether they have to take turns, because they share a process and its settings.
+            turns: Whether they must take turns, as they share a process and its settings, or one is measured.
         """
         self._present, self._tried = present, ""
         self._clear()
@@ -171,13 +166,10 @@ class DisciplineChoice:
     def iteration_done(
         self, member: str, solo_s: float, now_s: float, stage_s: tuple[float, ...] = ()
     ) -> Decision | None:
-        """Count an iteration, and return the decision to change, None to go on.
+        """Count a member's iteration; return the decision to change, None to go on.
 
-        Args:
-            member: The member that finished it.
-            solo_s: Its iteration time alone, as far as known by now.
-            now_s: The current time.
-            stage_s: Seconds that it held each resource; () where others slowed that down.
+        `solo_s` is its time alone as far as known, `stage_s` the seconds of each resource, () where others slowed that
+        down.
         """
         if member not in self._present or len(self._present) < 2:
             return None
@@ -377,10 +369,8 @@ class _Seat:
 class SwitchingArbiter(WrappingArbiter):
     """Passes on to the arbiter of the discipline in force.
 
-    Args:
-        makers: Makes a fresh arbiter of each discipline; the group begins with the first one unless a choice decides.
-        choice: Decides by measurement; None: only `switch` changes the discipline.
-        now: The clock.
+    `makers` make a fresh arbiter of each discipline. The group begins with the first one, or as `choice` says, which
+    then decides by measurement; without it only `switch` changes the discipline.
     """
 
     def __init__(
@@ -592,8 +582,7 @@ class SwitchingArbiter(WrappingArbiter):
             self._finish_switch()
 
     def _note_change(self, decision: Decision) -> None:
-        change = {"at_s": time.time(), "discipline": decision.discipline, "reason": decision.reason}
-        self._history.append(change)
+        self._history.append({"at_s": time.time(), "discipline": decision.discipline, "reason": decision.reason})
 
     def _finish_switch(self) -> None:
         """Begin the new discipline, if one is due and no token of the old one is out."""
@@ -628,16 +617,11 @@ def make_arbiter(
     *,
     promises: bool = False,
 ) -> Arbiter:
-    """Return the arbiter of a discipline.
+    """Return the arbiter of a discipline: "auto", "fair", "lockstep" or "plain".
 
-    Args:
-        discipline: "auto", "fair", "lockstep" or "plain".
-        members: The members' ids.
-        ordering: For lockstep: members in the planned ordering, None for an empty place; `members` when empty.
-        predicted_speed: For auto: predicted normalized speed of each member in the group.
-        now: The clock.
-        node: The node of the group; None: one GPU and one core.
-        promises: Whether a member has a minimum speed; then lockstep can be left for fair.
+    `ordering` is the planned rotation of lockstep, with None for empty places; without one it is that of `members`.
+    Auto uses `predicted_speed`, the members' predicted normalized speeds. With `promises` lockstep can be left for
+    fair.
 
     Raises:
         UsageError: Lockstep was asked for more than four members.
