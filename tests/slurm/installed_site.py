@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from conftest import start
+from sandboxes import start
 
 from sandbox import daemons, instance, packages
 from sandbox.builds import ensure_rootfs

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 
 import pytest
-from conftest import emptied
 from muri_cluster import DRY_RUNS, MuriCluster
+from sandboxes import emptied
 
 on_every_release = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import emptied
 from muri_cluster import DRY_RUNS
+from sandboxes import emptied
 from site_cluster import SiteCluster
 
 from sandbox.driver import Driver

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import emptied
+from sandboxes import emptied
 
 from sandbox.driver import Driver
 

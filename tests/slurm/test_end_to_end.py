@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from conftest import emptied
 from muri_cluster import DRY_RUNS, STAGES, MuriCluster
+from sandboxes import emptied
 
 #: For what depends on Slurm's release: on each one where groups form.
 on_every_release = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from conftest import emptied
 from muri_cluster import MuriCluster, keep_gate
+from sandboxes import emptied
 
 from sandbox.driver import Driver
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from conftest import emptied, start
 from muri_cluster import MuriCluster
+from sandboxes import emptied, start
 
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.gateway.tables import gpus_by_node, held_in

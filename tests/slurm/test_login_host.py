@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from conftest import on_sites
 from muri_cluster import MuriCluster
+from sandboxes import on_sites
 
 from sandbox.driver import Driver
 

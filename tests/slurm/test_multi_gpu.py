@@ -1,8 +1,8 @@
 """Groups of DDP jobs on several GPUs of a real Slurm: planned, run by srun steps, cancelled and killed."""
 
 import pytest
-from conftest import ROOT
 from muri_cluster import MuriCluster, slow_in
+from sandboxes import ROOT
 
 from muri.profiler.records import ProfileKey
 from sandbox.driver import DeadlineError, Driver

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ONE_GPU, emptied, start
 from muri_cluster import DRY_RUNS, TRAIN_PY, MuriCluster
+from sandboxes import ONE_GPU, emptied, start
 
 from sandbox.driver import Driver
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 from accounting_records import complete_records
-from conftest import emptied
 from prometheus_client.parser import text_string_to_metric_families
+from sandboxes import emptied
 from site_cluster import SiteCluster
 
 from muri.slurm_plugin.records.usage import SharingReport, parse_report, with_report

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import start
 from polling import until
+from sandboxes import start
 
 from sandbox import daemons, instance, lifecycle, namespace
 from sandbox.cluster import SUITES, Shape

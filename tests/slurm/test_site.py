@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from accounting_records import Payer, complete_records
-from conftest import SITE
 from devices import constrained, opened_by_step, opener
+from sandboxes import SITE
 
 from sandbox import cgroups, lifecycle
 from sandbox.cluster import SUITES

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import pytest
-from conftest import start
+from sandboxes import start
 from site_cluster import SiteCluster
 
 from muri.slurm_plugin.records import comment_tags as tags

@@ -9,9 +9,9 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from conftest import ONE_GPU, emptied, start
 from gateway_inside import GatewayInside
 from muri_cluster import MuriCluster
+from sandboxes import ONE_GPU, emptied, start
 from test_life_cycle import CURVE_PY, submit, wait_at_work
 
 from muri.slurm_plugin.records.cluster import JobChange

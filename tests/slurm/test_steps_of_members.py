@@ -1,9 +1,9 @@
 """Members as Slurm steps of their pilot job: what their scripts see, how they end, and what Slurm records of them."""
 
 import pytest
-from conftest import on_sites
 from devices import constrained, opened_by_step, opener
 from muri_cluster import MuriCluster
+from sandboxes import on_sites
 
 from sandbox.driver import Driver
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import emptied
 from muri_cluster import DRY_RUNS, TRAIN_PY, MuriCluster
+from sandboxes import emptied
 
 pytestmark = DRY_RUNS
 

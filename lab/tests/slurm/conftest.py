@@ -1,0 +1,3 @@
+"""The sandboxes of tests/slurm/sandboxes.py."""
+
+from sandboxes import *  # noqa: F403

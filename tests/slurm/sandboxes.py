@@ -1,0 +1,186 @@
+"""Sandboxes that all tests of a real Slurm share, one of each shape per test process; see docs/testing.md."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from gateway_inside import EVERY_GATEWAY, SANDBOXES, GatewayInside, Servers  # noqa: E402
+from muri_cluster import MuriCluster, keep_gate  # noqa: E402
+
+from sandbox import cgroups, instance, lifecycle  # noqa: E402
+from sandbox.cluster import SUITES, Partition, Shape  # noqa: E402
+from sandbox.driver import Driver  # noqa: E402
+from sandbox.support import Progress  # noqa: E402
+
+TWO_GPUS = Shape(extra_partitions=(Partition("small", "n1"), Partition("two", "n[1-2]")))
+ACCOUNTING = Shape(
+    accounting=True,
+    extra_partitions=(
+        Partition("train", "n[1-4]"),
+        Partition("middle", "n[2-3]"),
+        *(Partition(f"on{number}", f"n{number}") for number in range(1, 5)),
+    ),
+)
+#: A site's last node is reserved. `replace(SITE, bare=True)` has nothing of Muri, for tests of an installation.
+SITE = Shape(nodes=3, accounting=True, site=True, extra_partitions=(Partition("train", "n1"),))
+ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"), Partition("measure", "n2")))
+
+
+_RUNNING: set[str] = set()
+
+#: Fixtures and parameters that stand for an older release than the current one.
+OLDER_RELEASE = re.compile(r"trixie|bookworm|24\.11|22\.05|\b(old|middle)_\w*sandbox")
+#: They install Muri's packages of every release, or compare them.
+OF_PACKAGES = re.compile(r"test_(install|package)_")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = {ROOT / "tests" / "slurm", ROOT / "lab" / "tests" / "slurm"}
+    for item in items:
+        if folders & set(item.path.parents):
+            item.add_marker(pytest.mark.slurm)
+            if OF_PACKAGES.match(item.path.name) or OLDER_RELEASE.search(" ".join(_needs(item))):
+                item.add_marker(pytest.mark.thorough)
+            if item.get_closest_marker("timeout") is None:
+                # The first sandbox of a machine takes minutes to build.
+                item.add_marker(pytest.mark.timeout(900))
+
+
+def _needs(item: pytest.Item) -> list[str]:
+    """The names of a test's fixtures and its parameters."""
+    assert isinstance(item, pytest.Function)
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return [*item.fixturenames, *map(str, parameters)]
+
+
+def _sites(*suites: str) -> list[object]:
+    # A release's site starts once: one process runs all tests of it.
+    return [pytest.param(suite, marks=pytest.mark.xdist_group(f"site-{suite}")) for suite in suites]
+
+
+def on_sites(*suites: str) -> pytest.MarkDecorator:
+    """Run a test of the fixture `site` on these releases only."""
+    return pytest.mark.parametrize("site_sandbox", _sites(*suites), indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def as_a_test_names_it(configured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MuriCluster, "configured", staticmethod(configured))
+
+
+def remove_leftovers() -> None:
+    """Take down sandboxes of test runs that were killed."""
+    for name in instance.names():
+        kind, _, pid = name.rpartition("-")
+        if kind.startswith("test-") and pid.isdigit() and not Path("/proc", pid).exists():
+            lifecycle.down(name, Progress())
+
+
+def start(suite: str, shape: Shape = TWO_GPUS, kind: str = "") -> Iterator[Driver]:
+    """Start a sandbox; take it down when the generator goes on. Both folders' fixtures of one name share it."""
+    name = f"test-{kind or suite}-{os.getpid()}"
+    if name in _RUNNING:
+        yield Driver.of(name)
+        return
+    remove_leftovers()
+    lifecycle.up(name, SUITES[suite], shape, Progress())
+    _RUNNING.add(name)
+    try:
+        yield Driver.of(name)
+    finally:
+        _RUNNING.remove(name)
+        lifecycle.down(name, Progress())
+
+
+@pytest.fixture(scope="session")
+def gateway_servers() -> Iterator[Servers]:
+    """What calls gateways inside the sandboxes."""
+    servers = Servers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(params=SANDBOXES.values(), ids=SANDBOXES)
+def gated(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """An empty sandbox of each release whose gate is kept, as by a controller that died just now."""
+    for driver in emptied(request.getfixturevalue(request.param)):
+        keep_gate(driver)
+        yield driver
+
+
+@pytest.fixture(params=EVERY_GATEWAY)
+def inside(request: pytest.FixtureRequest) -> Iterator[GatewayInside]:
+    """Every gateway, with an empty queue before and after."""
+    yield from GatewayInside.named(request.param, request)
+
+
+def _sandbox(suite: str, shape: Shape = TWO_GPUS, kind: str = "") -> Any:
+    def running() -> Iterator[Driver]:
+        yield from start(suite, shape, kind)
+
+    return pytest.fixture(scope="session")(running)
+
+
+#: The current Slurm, 4 nodes × 2 GPUs, partitions `main`, `small` (n1) and `two` (n1 and n2).
+sandbox = _sandbox("forky")
+#: The current Slurm, a node with one GPU to train on (partition `train`) and one for dry runs (`measure`).
+one_gpu_sandbox = _sandbox("forky", ONE_GPU, "one-gpu")
+#: The current Slurm with accounts, QOS and limits; 4 nodes × 2 GPUs.
+#: Partitions `main` and `train` have all nodes, `middle` n2 and n3, `on1` to `on4` one each.
+accounting_sandbox = _sandbox("forky", ACCOUNTING, "accounting")
+
+#: Debian trixie's Slurm 24.11, which no pyslurm supports, in the same shapes.
+trixie_sandbox = _sandbox("trixie")
+trixie_one_gpu_sandbox = _sandbox("trixie", ONE_GPU, "one-gpu-trixie")
+middle_sandbox = _sandbox("trixie", ACCOUNTING, "middle")
+
+#: Debian bookworm's Slurm 22.05, which no pyslurm supports and on which no groups form.
+old_sandbox = _sandbox("bookworm")
+old_accounting_sandbox = _sandbox("bookworm", ACCOUNTING, "old-accounting")
+
+
+@pytest.fixture(scope="session", params=_sites(*SUITES))
+def site_sandbox(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """A site on each release: 3 nodes × 2 GPUs, the last node reserved; devices are constrained where they can be.
+
+    Partitions `gpu` and `debug` have all nodes, `train` n1.
+    """
+    shape = replace(SITE, constrained=not cgroups.refusal())
+    yield from start(request.param, shape, f"site-{request.param}")
+
+
+def emptied(driver: Driver) -> Iterator[Driver]:
+    """Cancel all jobs before and after a test, and kill the users' processes after it."""
+    driver.cancel_all()
+    yield driver
+    driver.cancel_all()
+    driver.run("pkill", "-KILL", "-u", "alice,bob", user="root", check=False)
+
+
+def _empty(sandbox: str) -> Any:
+    def empty(request: pytest.FixtureRequest) -> Iterator[Driver]:
+        yield from emptied(request.getfixturevalue(sandbox))
+
+    return pytest.fixture(empty)
+
+
+@pytest.fixture
+def site(site_sandbox: Driver) -> Iterator[Driver]:
+    """A site on each release with an empty queue, before and after."""
+    yield from emptied(site_sandbox)
+
+
+#: The sandboxes with an empty queue, before and after each test.
+cluster = _empty("sandbox")
+one_gpu = _empty("one_gpu_sandbox")
+accounted = _empty("accounting_sandbox")
