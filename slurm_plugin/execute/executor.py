@@ -257,11 +257,7 @@ class Executor:
         self._journal.finish(action.token, "done")
 
     def _make_member(self, member: actions.MemberPlan, place: GroupPlace) -> str:
-        """Change and release one member; Slurm starts it as soon as the pilot has started.
-
-        Returns:
-            Why it has not become one, "" when it has.
-        """
+        """Change and release a member, which Slurm starts after its pilot; return why it has not become one, or ""."""
         job = self._view.jobs[member.job_id]
         retry = MemoryRetry.WITH_MORE if self._policy.retries_out_of_memory else MemoryRetry.ALONE
         snapshot = self._view.snapshot

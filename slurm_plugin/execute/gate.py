@@ -67,6 +67,11 @@ def unless_gone(job_id: int) -> Iterator[None]:
         log.info("job %d: gone already", job_id)
 
 
+def _is_refusal(error: GatewayError) -> bool:
+    """Whether Slurm refused, rather than that the job is gone or slurmctld does not answer."""
+    return not isinstance(error, NoSuchJobError | SlurmUnreachableError)
+
+
 def open_gate(gateway: JobGateway, job: ManagedJob, change: JobChange = _NOTHING, comment: str | None = None) -> None:
     """Change a waiting job's request and let Slurm start it. A hold that is not Muri's stays."""
     if job.place is not None:
@@ -178,10 +183,9 @@ def _hold(gateway: JobGateway, job_id: int) -> None:
 
 
 def give_share(gateway: JobGateway, job: Job, share: GivenShare, now_s: float) -> str:
-    """Change what a held job asks for.
+    """Change what a held job asks for; return why it keeps its own request, "" when it was changed.
 
-    Returns:
-        Why it keeps its own request; "" when it was changed.
+    What an error leaves begun, the next cycle repairs.
     """
     if refusal := _refusal(gateway, job, JobChange(admin_comment=given_comment(job, share, now_s))):
         return refusal
@@ -220,10 +224,9 @@ def reset_or_release(gateway: JobGateway, job: ManagedJob) -> None:
     """Give a job behind the gate its own request back; where Slurm refuses, open the gate with what it was given."""
     try:
         reset_request(gateway, job)
-    except SlurmUnreachableError:
-        raise
-    except GatewayError:
-        open_gate(gateway, job)
+    except GatewayError as error:
+        if _is_refusal(error):
+            open_gate(gateway, job)
         raise
 
 
@@ -231,10 +234,9 @@ def release_as_asked(gateway: JobGateway, job: ManagedJob) -> None:
     """Open a job's gate, with its own request."""
     try:
         open_gate(gateway, job, _own_change(job))
-    except (NoSuchJobError, SlurmUnreachableError):
-        raise
-    except GatewayError:
-        open_gate(gateway, job)
+    except GatewayError as error:
+        if _is_refusal(error):
+            open_gate(gateway, job)
         raise
 
 
@@ -348,10 +350,8 @@ def _give_back(change: Callable[[], None], is_free: Callable[[], bool]) -> None:
     """Change a job; where Slurm refuses, tell whether it is free anyway."""
     try:
         change()
-    except (NoSuchJobError, SlurmUnreachableError):
-        raise
     except GatewayError as error:
-        if is_free():
+        if _is_refusal(error) and is_free():
             raise _FreeAnywayError(str(error)) from error
         raise
 

@@ -10,6 +10,7 @@ its record, so that a pilot whose comment is at fault still counts as running; o
 """
 
 import logging
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -57,17 +58,24 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """What a decision was made without."""
+    """What a decision was made without, and why."""
 
-    jobs: Mapping[int, str] = field(default_factory=dict)  # Why jobs were left out, by job id
-    intents: Mapping[str, str] = field(default_factory=dict)  # Why intents were left out, by token
-    profiles: Mapping[ProfileKey, str] = field(default_factory=dict)  # Why profiles were left out
+    blamed: Mapping[_Subject, str] = field(default_factory=dict)
+
+    @property
+    def jobs(self) -> dict[int, str]:
+        """Why jobs were left out, by job id."""
+        return {subject: why for subject, why in self.blamed.items() if isinstance(subject, int)}
+
+    @property
+    def intents(self) -> dict[str, str]:
+        """Why intents were left out, by token."""
+        return {subject: why for subject, why in self.blamed.items() if isinstance(subject, str)}
 
     def faults(self, view: View) -> tuple[str, ...]:
         """Everything that was left out, for people."""
-        named = {f"intent {token}": why for token, why in self.intents.items()}
-        named |= {f"profile {key}": why for key, why in self.profiles.items()}
-        return (*by_user(self.jobs, view), *(f"{name}: {why}" for name, why in named.items()))
+        others = ((subject, why) for subject, why in self.blamed.items() if not isinstance(subject, int))
+        return (*by_user(self.jobs, view), *(f"{_shown(subject)}: {why}" for subject, why in others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +144,19 @@ def _decide(cycle: Gathered, policy: Policy) -> Decision:
 
 def by_user(faulty: Mapping[int, str], view: View) -> tuple[str, ...]:
     """Return a line for each user with faulty jobs, however many there are."""
-    found: dict[str, list[int]] = {}
+    by_name: dict[str, list[int]] = {}
     for job_id in faulty:
         known = view.jobs.get(job_id)  # of those left out only Muri's own jobs stay in the queue
-        found.setdefault("others" if known is None else known.user, []).append(job_id)
+        by_name.setdefault("others" if known is None else known.user, []).append(job_id)
     lines = []
-    for user, (job_id, *more) in found.items():
+    for user, (job_id, *more) in by_name.items():
         rest = f" (one of {len(more) + 1} faulty jobs of {user})" if more else ""
         lines.append(f"job {job_id}: {faulty[job_id]}{rest}")
     return tuple(lines)
 
 
 def decide_without_culprits(cycle: CycleInput, decide: Callable[[CycleInput], _Answer]) -> tuple[_Answer, Quarantine]:
-    """Make a decision; where it raises, make it without those who are at fault.
-
-    Returns:
-        The decision, and who was left out.
+    """Return a decision made without what makes it raise, and what was left out.
 
     Raises:
         Exception: It raises without any job, intent and profile, too.
@@ -160,19 +165,22 @@ def decide_without_culprits(cycle: CycleInput, decide: Callable[[CycleInput], _A
     for _ in range(_MOST_SEARCHES):
         tried = _without(cycle, blamed)
         try:
-            return decide(tried), _quarantine(blamed)
+            return decide(tried), Quarantine(blamed)
         except Exception as error:
             culprit = _find_culprit(tried, decide)
             if culprit is None:
                 raise
             log.exception("deciding failed because of %s; it is left out", _shown(culprit))
-            blamed |= _with_its_user(culprit, f"Muri failed on it: {type(error).__name__}: {error}", cycle, blamed)
-    return decide(_without(cycle, blamed)), _quarantine(blamed)
+            blamed[culprit] = f"Muri failed on it: {type(error).__name__}: {error}"
+            if isinstance(culprit, int):
+                blamed |= _rest_of_its_user(culprit, cycle.view, blamed)
+    return decide(_without(cycle, blamed)), Quarantine(blamed)
 
 
 def _find_culprit(cycle: CycleInput, decide: Callable[[CycleInput], object]) -> _Subject | None:
     """Return the first subject with which deciding on all before it, and on it, raises; None when none is at fault."""
-    subjects = _subjects(cycle)
+    tokens = (intent.token for intent in cycle.intents)
+    subjects: list[_Subject] = [*cycle.view.jobs, *tokens, *cycle.knowledge.profiles]
 
     def raises(count: int) -> bool:
         try:
@@ -181,36 +189,20 @@ def _find_culprit(cycle: CycleInput, decide: Callable[[CycleInput], object]) -> 
             return True
         return False
 
-    if raises(0):
+    if not subjects or raises(0):
         return None
-    works, fails = 0, len(subjects)
-    while fails - works > 1:
-        middle = (works + fails) // 2
-        works, fails = (works, middle) if raises(middle) else (middle, fails)
-    return subjects[fails - 1] if subjects else None
+    return subjects[bisect_left(range(1, len(subjects)), True, key=raises)]
 
 
-def _subjects(cycle: CycleInput) -> Sequence[_Subject]:
-    jobs = cycle.view.jobs
-    intents = [intent.token for intent in cycle.intents]
-    return [*jobs, *intents, *cycle.knowledge.profiles]
-
-
-def _with_its_user(
-    culprit: _Subject, why: str, cycle: CycleInput, blamed: Mapping[_Subject, str]
-) -> dict[_Subject, str]:
-    """The culprit, or all jobs of its user when these keep failing: nobody's jobs use up a cycle."""
-    if not isinstance(culprit, int):
-        return {culprit: why}
-    jobs = cycle.view.jobs
-    faults = Counter(jobs[job_id].uid for job_id in (*blamed, culprit) if isinstance(job_id, int))
-    uid = jobs[culprit].uid
-    if faults[uid] < _FAULTS_OF_A_USER:
-        return {culprit: why}
-    rest = f"Muri failed on {faults[uid]} jobs of its user; the others are left out, too"
-    others = [job.job_id for job in jobs.values() if job.uid == uid and job.role is not Role.OTHER]
-    found: dict[_Subject, str] = {job_id: rest for job_id in others if job_id not in blamed}
-    return found | {culprit: why}
+def _rest_of_its_user(culprit: int, view: View, blamed: Mapping[_Subject, str]) -> dict[_Subject, str]:
+    """Return all other jobs of a faulty job's user when these keep failing: no user's jobs use up a cycle."""
+    uid = view.jobs[culprit].uid
+    faults = sum(isinstance(subject, int) and view.jobs[subject].uid == uid for subject in blamed)
+    if faults < _FAULTS_OF_A_USER:
+        return {}
+    why = f"Muri failed on {faults} jobs of its user; the others are left out, too"
+    others = (job for job in view.jobs.values() if job.uid == uid and job.role is not Role.OTHER)
+    return {job.job_id: why for job in others if job.job_id not in blamed}
 
 
 def _without(cycle: CycleInput, subjects: Sequence[_Subject] | Mapping[_Subject, str]) -> CycleInput:
@@ -234,15 +226,8 @@ def _without(cycle: CycleInput, subjects: Sequence[_Subject] | Mapping[_Subject,
 
 
 def _shown(subject: _Subject) -> str:
-    return f"job {subject}" if isinstance(subject, int) else f"the intent or profile {subject}"
-
-
-def _quarantine(blamed: Mapping[_Subject, str]) -> Quarantine:
-    return Quarantine(
-        {each: why for each, why in blamed.items() if isinstance(each, int)},
-        {each: why for each, why in blamed.items() if isinstance(each, str)},
-        {each: why for each, why in blamed.items() if isinstance(each, ProfileKey)},
-    )
+    kind = "job" if isinstance(subject, int) else "intent" if isinstance(subject, str) else "profile"
+    return f"{kind} {subject}"
 
 
 def stop_actions(stops: tuple[Waiting, ...], request: PlanRequest, view: View) -> Iterator[Preempt]:

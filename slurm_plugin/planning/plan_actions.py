@@ -65,11 +65,7 @@ class NodeRoom:
         self._scripts = scripts
 
     def take_group(self, group: StartGroup, *, counts_mem: bool) -> str:
-        """Take what a group that starts has on its nodes.
-
-        Returns:
-            Why its pilot job and its members' batch scripts find no room side by side, "" where they do.
-        """
+        """Take what a group has on its nodes; return why its pilot and members' scripts find no room there, or ""."""
         scripts = sum(member.cpu_count for member in group.members) // group.node_count
         scripts_mib = MEMBER_MEM_MIB * len(group.members) if group.mem_per_node_mib else 0
         cpus, mem_mib = group.cpu_count * group.gpus_per_node + scripts, group.mem_per_node_mib + scripts_mib
@@ -94,10 +90,7 @@ class NodeRoom:
 
         The pilot asks for no more than as many jobs like this one as may share its GPUs. Pilot and batch script
         together hold no more than the GPUs' part of the node, or the job's own CPUs where these are more, and no more
-        than is free: other GPUs keep the CPUs and memory that belong to them.
-
-        Returns:
-            What its pilot gets, or why it can have none.
+        than is free: other GPUs keep the CPUs and memory that belong to them. The answer may be why it can have none.
         """
         node, left = self._nodes[name], self._left[name]
         part = self._part(node, job.gpu_count)
@@ -171,11 +164,7 @@ _ROUNDING: Final = 1e-6
 
 
 def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tuple[tuple[Action, ...], dict[int, str]]:
-    """Turn what can be done of a plan into actions, as far as the site's limits leave room for them.
-
-    Returns:
-        The starts, joins and releases, and why other jobs of the plan wait, by job id.
-    """
+    """Return the starts, joins and releases that limits leave room for, and why other jobs of the plan wait."""
     request, cycle, room = preparation.request, preparation.cycle, preparation.room
     with_pilots = jobs_with_pilots(request.jobs, policy, cycle.view, cycle.config)
     nodes = node_room(request.nodes, cycle.config, cycle.view.snapshot.nodes)
@@ -191,11 +180,7 @@ def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tup
 def actions_of(
     settled: Settled, cycle: Gathered, room: SiteRoom, nodes: NodeRoom, with_pilots: Mapping[int, PlanJob]
 ) -> tuple[tuple[Action, ...], dict[int, str]]:
-    """Turn a plan into actions, groups first, in the plan's order.
-
-    Returns:
-        The actions; and of groups for which their nodes have too little left, why, by job id.
-    """
+    """Turn a plan into actions, groups first, in its order; and say of which groups the nodes have too little left."""
     plan = settled.plan
     actions: list[Action] = []
     crowded: dict[int, str] = {}
@@ -269,12 +254,10 @@ def _for_two(start: StartGroup, node: Node) -> StartGroup:
 def within_limits(
     starts: Sequence[Action], room: SiteRoom, view: View, unlawful: Mapping[int, str]
 ) -> tuple[tuple[Action, ...], dict[int, str]]:
-    """Take what the site's limits leave room for.
+    """Return the starts for which the site's limits have room, and why the other jobs wait, by job id.
 
-    Returns:
-        The starts for which there is room, and why the other jobs wait, by job id. Of a group without room the oldest
-        job starts alone. A job that is to have a pilot job only so that others may join it starts without where the
-        limits would rather have it so: all that starts comes first.
+    Of a group without room the oldest job starts alone. A job that is to have a pilot job only so that others may join
+    it starts without where the limits would rather have it so: all that starts comes first.
     """
     kept: list[Action] = []
     refused: dict[int, str] = {}
@@ -379,11 +362,9 @@ def shares_gpus(policy: Policy) -> bool:
 def start_joinable(
     solo: Solo, job: PlanJob, plan: Plan, cycle: Gathered, room: SiteRoom, nodes: NodeRoom
 ) -> StartGroup | ReleaseSolo | None:
-    """Return the start of a job alone that others may join, or that is measured.
+    """Return the start of a job alone that others may join, or that is measured, as a group of one.
 
-    Returns:
-        A group of one; its release, where its node has no room for a pilot job; None where the plan leaves it to Slurm
-        to find GPUs.
+    Where its node has no room for a pilot job it is released; None where the plan leaves it to Slurm to find GPUs.
     """
     if not solo.node or job.profile is None:
         return None

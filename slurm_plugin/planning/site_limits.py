@@ -317,11 +317,7 @@ class SiteRoom:
         )
 
     def largest_group(self, job: ManagedJob, most: int) -> tuple[int, str]:
-        """Return how large a group a job may be in, and why no larger.
-
-        Returns:
-            A size, 1 when it must run alone, and the reason; "" when `most` is allowed.
-        """
+        """Return how large a group a waiting job may be in, 1 when it must run alone, and why no larger."""
         alike = "group", most, _likeness(job)
         if alike not in self._answers:
             no_group = self._why_no_group(job)
@@ -348,11 +344,7 @@ class SiteRoom:
         return most, why
 
     def largest_when_joining(self, job: ManagedJob, most: int) -> tuple[int, str]:
-        """Return how large a group may become by a job's joining it while it runs, and why no larger.
-
-        Returns:
-            A size, 1 when it can join none, and the reason; "" when `most` is allowed.
-        """
+        """Return how large a running group may become by a job's joining it, 1 when it can't, and why no larger."""
         alike = "join", most, _likeness(job)
         if alike not in self._answers:
             no_join = self._why_no_member(job) or self._why_not_together([_member_like(job)])
@@ -428,13 +420,10 @@ class SiteRoom:
         return self._why_not_startable(group) or self._take(self._starts(group))
 
     def take_pilot(self, group: StartGroup) -> tuple[StartGroup, str]:
-        """Give a job that is counted as one that starts alone a pilot job of its own, so that others may join it.
+        """Give a job that is counted as alone a pilot of its own that others may join; say why it cannot have one.
 
         Slurm counts two jobs then, and more CPUs and memory. Where it limits how many there are, that must keep
         nobody's job from running: what is counted must leave half of the limit free. Waiting jobs are counted, too.
-
-        Returns:
-            The group with no more CPUs and memory than is allowed, and why the job cannot have a pilot, "" when it has.
         """
         alone = _alone(self._view.jobs[group.members[0].job_id])
         self._count(alone, -1)

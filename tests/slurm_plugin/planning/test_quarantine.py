@@ -89,7 +89,7 @@ def test_a_profile_that_breaks_the_plan_costs_its_own_jobs_at_most(make_controll
     monkeypatch.setattr(decision_module, "prepare", prepare)
     with make_controller(slurm, profiling={"at_once": 0}, tuning={"wait_for_profiles_s": 0}) as controller:
         decision = controller.decision()
-    assert list(decision.quarantine.profiles) == [bad]
+    assert list(decision.quarantine.blamed) == [bad]
     assert len(decision.plan.groups) + len(decision.plan.solo) > 1
 
 
