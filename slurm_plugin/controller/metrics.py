@@ -133,7 +133,8 @@ def queue_values(decision: Decision, status: Status, intents: tuple[Intent, ...]
     view, left_out = decision.view, decision.quarantine
     groups = tuple(group for group in view.running_groups if len(group.members) > 1)
     jobs = Counter((job.state, _reason(job, decision)) for job in status.jobs)
-    kinds = {"job": len(left_out.jobs), "intent": len(left_out.intents), "profile": len(left_out.profiles)}
+    jobs_out, intents_out = len(left_out.jobs), len(left_out.intents)
+    kinds = {"job": jobs_out, "intent": intents_out, "profile": len(left_out.blamed) - jobs_out - intents_out}
     return {
         "muri_jobs": {key: float(count) for key, count in jobs.items()},
         "muri_groups": {(mode,): float(sum(group.mode == mode for group in groups)) for mode in _MODES},
@@ -199,7 +200,7 @@ def _reason(job: JobStatus, decision: Decision) -> str:
     """Why a job waits, as one word of a short list; "" when it does not."""
     if job.slurm_state != JobState.PENDING:
         return ""
-    if job.job_id in decision.quarantine.jobs:
+    if job.job_id in decision.quarantine.blamed:
         return "left-out"
     record = decision.view.jobs.get(job.job_id)
     word = "" if record is None else record.reason
