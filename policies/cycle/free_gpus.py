@@ -5,6 +5,7 @@ taking GPUs looks at a few numbers, however many nodes there are.
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -76,37 +77,29 @@ class FreeGpus:
         self._gpus: list[NodeGpus] | None = [NodeGpus(node) for node in self._nodes]
         self._has_islands = any(len(node.topology) > 1 or len(node.islands) > 1 for node in self._nodes)
         self._whole_nodes = whole_nodes
-        self._shelves: list[_Shelf] = []
-        self._shelf_of: list[int] = []
-        self._fill_shelves()
+        kinds = [_Kind(frozenset(node.partitions), node.gpu_mem_gib, node.gpu_count) for node in self._nodes]
+        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+        self._shelves = [_Shelf(kind) for kind in numbers]
+        self._shelf_of = [numbers[kind] for kind in kinds]
+        for index, free in enumerate(self._free):
+            shelf = self._shelves[self._shelf_of[index]]
+            shelf.by_free.setdefault(free, []).append(index)
+            shelf.nodes += 1
+            shelf.total += free
         self._of_partition: dict[str, list[int]] = {}
         for number, shelf in enumerate(self._shelves):
             for partition in shelf.kind.partitions:
                 self._of_partition.setdefault(partition, []).append(number)
-        self._largest_node = {partition: self._find_largest(partition) for partition in self._of_partition}
-
-    def _fill_shelves(self) -> None:
-        numbers: dict[_Kind, int] = {}
-        for index, node in enumerate(self._nodes):
-            kind = _Kind(frozenset(node.partitions), node.gpu_mem_gib, node.gpu_count)
-            number = numbers.setdefault(kind, len(numbers))
-            if number == len(self._shelves):
-                self._shelves.append(_Shelf(kind))
-            shelf = self._shelves[number]
-            shelf.by_free.setdefault(node.free_gpus, []).append(index)
-            shelf.nodes += 1
-            shelf.total += node.free_gpus
-            self._shelf_of.append(number)
+        self._largest_node: dict[str, int | None] = {}
+        for partition in self._of_partition:
+            counts = [shelf.kind.gpu_count for shelf in self._of(partition)]
+            self._largest_node[partition] = max(counts) if all(counts) else None
 
     def copy(self) -> "FreeGpus":
         """An independent copy for trials, which only counts: it names no single GPUs."""
-        twin = FreeGpus.__new__(FreeGpus)
-        twin._nodes, twin._index, twin._shelf_of = self._nodes, self._index, self._shelf_of
-        twin._of_partition, twin._whole_nodes = self._of_partition, self._whole_nodes
-        twin._largest_node = self._largest_node
-        twin._free = list(self._free)
+        twin = copy(self)
         twin._gpus, twin._has_islands = None, False
-        twin._shelves = [shelf.copy() for shelf in self._shelves]
+        twin._free, twin._shelves = list(self._free), [shelf.copy() for shelf in self._shelves]
         return twin
 
     def take(self, partition: str, gpu_count: int, gpu_mem_gib: float = 0.0, node_count: int = 1) -> Shares | None:
@@ -184,10 +177,6 @@ class FreeGpus:
         kind = self._shelves[self._shelf_of[self._index[node]]].kind
         return partition in kind.partitions and kind.has_memory(gpu_mem_gib)
 
-    def has_nodes(self, partition: str) -> bool:
-        """Whether any node of the partition can be used, free or not."""
-        return partition in self._of_partition
-
     def node_count(self, partition: str) -> int:
         """Nodes of a partition, free or not."""
         return sum(shelf.nodes for shelf in self._of(partition))
@@ -228,18 +217,8 @@ class FreeGpus:
         """
         largest = self.largest_node(partition)
         needed = 1 if largest is not None and gpu_count > largest else gpu_count
-        return max(
-            (
-                shelf.kind.capacity_gib
-                for shelf in self._of(partition)
-                if max(shelf.counts(self._free), default=0) >= needed
-            ),
-            default=float("inf"),
-        )
-
-    def _find_largest(self, partition: str) -> int | None:
-        counts = [shelf.kind.gpu_count for shelf in self._of(partition)]
-        return max(counts) if all(counts) else None
+        fitting = (shelf for shelf in self._of(partition) if max(shelf.counts(self._free), default=0) >= needed)
+        return max((shelf.kind.capacity_gib for shelf in fitting), default=float("inf"))
 
     def _of(self, partition: str) -> list[_Shelf]:
         return [self._shelves[number] for number in self._of_partition.get(partition, ())]
@@ -336,13 +315,6 @@ class NodeGpus:
         if node.topology:
             self._free = [[] for _ in node.topology]
             self._add(gpu for island in node.islands for gpu in island)
-
-    def copy(self) -> "NodeGpus":
-        """An independent copy."""
-        twin = NodeGpus.__new__(NodeGpus)
-        twin._known, twin._home, twin._in_order = self._known, self._home, self._in_order
-        twin._free = [list(island) for island in self._free]
-        return twin
 
     def take(self, gpu_count: int) -> tuple[int, ...]:
         """Take GPUs of the island with the tightest fit, else of the fewest islands; or in order.

@@ -191,26 +191,28 @@ class WaitingReasons:
         """Why a job waits, with the number of those ahead of it."""
         ahead = self.ahead(job)
         place = (job.partition, job.gpu_count, job.node_count)
-        end = self._ends.get(place)
-        if end is None:
-            end = self._ends[place] = self._end(*place)
-        template, values = end
-        if ahead == 0:
-            return Reason("it is next in line" + template, values)
-        if ahead == 1:
-            return Reason("1 job is ahead of it" + template, values)
+        if place not in self._ends:
+            self._ends[place] = self._end(*place)
+        template, values = self._ends[place]
+        if ahead < 2:
+            return Reason(("1 job is ahead of it" if ahead else "it is next in line") + template, values)
         return Reason("{} jobs are ahead of it" + template, (ahead, *values))
 
     def _end(self, partition: str, gpu_count: int, node_count: int) -> tuple[str, tuple[object, ...]]:
-        if not self._free.has_nodes(partition):
+        nodes, gpus, needed = (
+            self._free.node_count(partition),
+            self._free.gpu_count(partition),
+            plural(gpu_count, "GPU"),
+        )
+        if not nodes:
             return " and no node of partition {} can be used now", (partition,)
-        larger = self._larger(partition, gpu_count, node_count)
-        if larger is not None:
-            return larger
+        # No job of this size can start on these nodes, even if all are idle.
+        larger = "; it is larger than the partition is now: it needs {}, and {} of partition {} can be used"
+        if node_count > nodes or (gpus is not None and gpu_count > gpus):
+            return larger, (*((plural(node_count, "node"), nodes) if node_count > nodes else (needed, gpus)), partition)
         most = self._free.most_on_one_node(partition)
         if most == 0:
             return " and no GPU is free in partition {}", (partition,)
-        needed = plural(gpu_count, "GPU")
         if node_count > 1:
             share = plural(gpu_count // node_count, "GPU")
             return "; it needs {} on each of {} nodes of partition {}", (share, node_count, partition)
@@ -220,16 +222,6 @@ class WaitingReasons:
             return "; it needs {} on idle nodes, and the idle nodes of partition {} have {}", (needed, partition, idle)
         template = "; it needs {} on one node, and the most that is free on one node of partition {} is {}"
         return template, (needed, partition, most)
-
-    def _larger(self, partition: str, gpu_count: int, node_count: int) -> tuple[str, tuple[object, ...]] | None:
-        """Why no job of this size can start on the usable nodes even if all are idle; None for one that can."""
-        template = "; it is larger than the partition is now: it needs {}, and {} of partition {} can be used"
-        nodes, gpus = self._free.node_count(partition), self._free.gpu_count(partition)
-        if node_count > nodes:
-            return template, (plural(node_count, "node"), nodes, partition)
-        if gpus is not None and gpu_count > gpus:
-            return template, (plural(gpu_count, "GPU"), gpus, partition)
-        return None
 
 
 def _place(gpu_count: int, gpus: Shares) -> tuple[str, tuple[object, ...]]:

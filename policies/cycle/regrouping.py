@@ -15,7 +15,7 @@ from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketGroups, BucketProblem, Kind, OpenUnit
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Shape, SpeedModel
-from muri.policies.types import Certificate, PlanJob, Reason, Running, may_share_gpus
+from muri.policies.types import Certificate, Reason, may_share_gpus
 from muri.profiler.records import ProfileKey
 
 Composition = tuple[int, ...]  # The members' shapes as indices, ascending
@@ -162,18 +162,10 @@ class Grouper:
     """Groups the buckets of one plan; a regrouping must pay within `interval_s`."""
 
     def __init__(
-        self,
-        options: PolicyOptions,
-        model: SpeedModel,
-        shapes: Sequence[Shape],
-        interval_s: float,
-        memory_of: MemoryOf,
+        self, options: PolicyOptions, model: SpeedModel, shapes: Sequence[Shape], interval_s: float, memory_of: MemoryOf
     ) -> None:
-        self._options = options
-        self._memory_of = memory_of
-        self._model = model
-        self._shapes = shapes
-        self._interval_s = interval_s
+        self._options, self._model, self._shapes = options, model, shapes
+        self._interval_s, self._memory_of = interval_s, memory_of
         self._guesses: dict[ProfileKey, int] = {}
         self.forecasts = Forecasts(model, shapes)
 
@@ -196,12 +188,11 @@ class Grouper:
     def _apart(self, task: Task) -> Grouping:
         """Every job by itself, at full speed."""
         groups = [(member,) for member in task.members]
-        certificate = Certificate()
+        value = 0.0
         if self._options.certify:
             self.forecasts.prepare(groups)
             value = self._worth(groups)
-            certificate = Certificate(value, value)
-        return Grouping(tuple(map(unit_of, groups)), (), (), certificate)
+        return Grouping(tuple(map(unit_of, groups)), (), (), Certificate(value, value))
 
     def _choose(self, tasks: Sequence[Task]) -> list[Grouping]:
         answers = self._solve(tasks)
@@ -222,7 +213,10 @@ class Grouper:
     def _stays(self, tasks: Sequence[Task], settled: Sequence[tuple[Members, ...]]) -> list[_Way]:
         """The ways in which the buckets' running units stay, and others join them or are grouped."""
         parts = [_stay(task, units) for task, units in zip(tasks, settled, strict=True)]
-        rests = [self._beside(units, rest) for units, rest in parts]
+        rests = [
+            replace(rest, open_units=(*rest.open_units, *(unit for unit in units if is_open(unit, self._options))))
+            for units, rest in parts
+        ]
         answers = iter(self._solve([rest for rest in rests if rest.members]))
         ways = []
         for (units, task), rest in zip(parts, rests, strict=True):
@@ -247,22 +241,11 @@ class Grouper:
         same = [members for members in staying if id(members[0].unit) not in taken]
         pairs = [pair for pair in zip(way.joined, way.before, strict=True) if id(pair[0][0].unit) in is_fixed]
         units = [*map(self._unit, (*same, *grown)), *way.units]
-        return _Way(
-            tuple(sorted(units, key=lambda unit: unit.rank)),
-            way.left,
-            tuple([group for group, _ in pairs]),
-            tuple([group for _, group in pairs]),
-        )
-
-    def _beside(self, units: tuple[Members, ...], rest: Task) -> Task:
-        """The task of grouping the others, who may join the units that stay."""
-        takes = [unit for unit in units if is_open(unit, self._options)]
-        return replace(rest, open_units=(*rest.open_units, *takes))
+        joined, before = (tuple([pair[place] for pair in pairs]) for place in (0, 1))
+        return _Way(tuple(sorted(units, key=lambda unit: unit.rank)), way.left, joined, before)
 
     def _weigh(self, fresh: _Way, stay: _Way, settled: Sequence[Members], proven: float) -> Grouping:
-        """Regroup only if that gains more until the next plan than its restarts lose, in units of the objective ×
-        seconds.
-        """
+        """Regroup only if that gains more until the next plan than its restarts lose (both: objective × seconds)."""
         value, of_fresh = self._value(stay), self._value(fresh)
         gain = (of_fresh - value) * self._interval_s
         cost = self._restart_cost(settled, fresh) - self._restart_cost(settled, stay)
@@ -311,31 +294,24 @@ class Grouper:
         return group_buckets(problems, self._options, self._model)
 
     def _kind(self, member: Contender) -> Kind:
-        job, options = member.job, self._options
+        job, options, guess = member.job, self._options, 0
         assert member.shape is not None
+        if job.profile is not None and job.profile.is_unmeasured:
+            guess = 1 + self._guesses.setdefault(job.profile.key, len(self._guesses)) % _MOST_GUESSES
         return Kind(
             shape=self._shapes[member.shape],
             worth=worth_of(job) if options.objective == "jct" else 1.0,
             largest=min(options.max_group_size, job.largest_group),
             min_speed=max(options.min_speed, job.min_speed),
-            guess=self._guess(job),
+            guess=guess,
         )
-
-    def _guess(self, job: PlanJob) -> int:
-        if job.profile is None or not job.profile.is_unmeasured:
-            return 0
-        return 1 + self._guesses.setdefault(job.profile.key, len(self._guesses)) % _MOST_GUESSES
 
     def _open_unit(self, members: Members, waiting: Members) -> OpenUnit:
         unit = members[0].unit
         assert unit is not None
-        closed = unit.closed_to
-        closed_to = (
-            frozenset(index for index, item in enumerate(waiting) if item.job.job_id in closed) if closed else ()
-        )
-        return OpenUnit(
-            tuple(map(self._kind, members)), self._memory_of(unit), unit.spare_mem_gib, frozenset(closed_to)
-        )
+        kinds, closed = tuple(map(self._kind, members)), unit.closed_to
+        closed_to = [index for index, item in enumerate(waiting) if item.job.job_id in closed] if closed else ()
+        return OpenUnit(kinds, self._memory_of(unit), unit.spare_mem_gib, frozenset(closed_to))
 
     def _settled(self, task: Task) -> tuple[Members, ...]:
         """Running units whose members are all selected: they may stay as they are."""
@@ -344,12 +320,11 @@ class Grouper:
         units: dict[int, list[Contender]] = {}
         for member in task.members:
             unit = member.unit
-            if unit is not None and present[id(unit)] == len(unit.members) and self._may_stay(unit):
+            if unit is None or len(unit.members) > self._options.max_group_size:
+                continue
+            if present[id(unit)] == len(unit.members) and may_share_gpus(unit.members):
                 units.setdefault(id(unit), []).append(member)
         return tuple(sorted(tuple(unit) for unit in units.values()))
-
-    def _may_stay(self, unit: Running) -> bool:
-        return len(unit.members) <= self._options.max_group_size and may_share_gpus(unit.members)
 
     def _value(self, way: _Way) -> float:
         groups = [unit.members for unit in way.units]
@@ -374,18 +349,15 @@ class Grouper:
 
     def _restart_cost(self, settled: Iterable[Members], way: _Way) -> float:
         """The loss by restarts, in units of the objective × seconds."""
-        cost = 0.0
-        for group in self._restarted(settled, way):
-            members, _ = self.forecasts.of(group)
-            rates = self._rates(group)
-            cost += sum(member.job.restart_s * rate for member, rate in zip(members, rates, strict=True))
-        return cost
+        return sum(
+            sum(member.job.restart_s * rate for member, rate in zip(members, self._rates(members), strict=True))
+            for members, _ in map(self.forecasts.of, self._restarted(settled, way))
+        )
 
     def _memory_gib(self, group: Members) -> float:
         """GPU memory that placement must find."""
-        if len(group) == 1:
-            return 0.0
-        return sum(self._shapes[member.shape].gpu_mem_gib for member in group if member.shape is not None)
+        members = group if len(group) > 1 else ()
+        return sum(self._shapes[member.shape].gpu_mem_gib for member in members if member.shape is not None)
 
 
 def is_open(members: Members, options: PolicyOptions) -> bool:

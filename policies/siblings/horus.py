@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
 from math import isinf
 from typing import Final, Protocol
 
@@ -34,18 +33,13 @@ class Rule(Protocol):
     """A rule for choosing among GPUs that have the memory."""
 
     def price(self, before: Load, after: Load, capacity_gib: float, slowdown: Slowdown) -> float | None:
-        """Price of a GPU, the lower the better, from its load without and with the new job, its memory (infinite
-        when unknown) and its f; None where the job must not come.
-        """
-        ...
+        """Price of a GPU from its load without and with a job, its memory (inf: unknown) and f; None: not allowed."""
 
     def why(self, price: float, load: Load, capacity_gib: float, slowdown: Slowdown) -> Reason:
         """Why a place was taken, with the load of its fullest GPU."""
-        ...
 
     def why_no_partner(self, mem_gib: float) -> Reason:
         """Why a job that may share, and needs this memory, finds no GPU to join."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +56,8 @@ class ByCost:
 
     def price(self, before: Load, after: Load, capacity_gib: float, slowdown: Slowdown) -> float | None:
         """See `Rule`."""
-        if not pays(before, after, self.min_speedup, slowdown):
-            return None
-        return self.cost.of(after, capacity_gib, slowdown)
+        allowed = pays(before, after, self.min_speedup, slowdown)
+        return self.cost.of(after, capacity_gib, slowdown) if allowed else None
 
     def why(self, price: float, load: Load, capacity_gib: float, slowdown: Slowdown) -> Reason:
         """See `Rule`."""
@@ -225,12 +218,8 @@ def _prediction(job: PlanJob) -> tuple[Reason, ...]:
     """The source of a job's utilization, where it was not measured."""
     if job.profile is None or job.profile.source not in ESTIMATES:
         return ()
-    return (
-        Reason(
-            "its model was never measured here: {:.0f} % use and {:.1f} GiB are predicted from {}",
-            (100 * utilization_of(job), job.gpu_mem_gib, _KNOWN_FROM[job.profile.source]),
-        ),
-    )
+    values = 100 * utilization_of(job), job.gpu_mem_gib, _KNOWN_FROM[job.profile.source]
+    return (Reason("its model was never measured here: {:.0f} % use and {:.1f} GiB are predicted from {}", values),)
 
 
 def _placed(gpus: Shares) -> Reason:
@@ -272,7 +261,7 @@ class Horus(FixedOrder):
 
     @property
     def queue_count(self) -> int:
-        """k, in how many queues jobs wait."""
+        """k, the number of queues in which jobs wait."""
         return 1
 
     def plan(self, request: PlanRequest) -> Plan:
@@ -297,9 +286,13 @@ class Horus(FixedOrder):
         order = pick(queues, sum(len(queue.jobs) for queue in queues))
         for job in order[:per_round]:
             cycle.seat(job)
-        notes = _queue_reasons(queues)
+        notes: dict[int, Reason] = {}
+        for number, queue in enumerate(queues if len(queues) > 1 else (), 1):
+            notes |= dict.fromkeys([job.job_id for job in queue.jobs], _queue_reason(queue, number, len(queues)))
         for position, job in enumerate(order[per_round:], per_round):
-            cycle.wait(job, _not_picked(position, per_round), *notes.get(job.job_id, ()))
+            values = plural(position, "job"), per_round
+            not_picked = Reason("{} of the queues come before it, and a round looks at {}", values)
+            cycle.wait(job, not_picked, *([notes[job.job_id]] if notes else []))
 
 
 class HorusFair(Horus):
@@ -316,7 +309,7 @@ class HorusFair(Horus):
 
     @property
     def queue_count(self) -> int:
-        """k, in how many queues jobs wait."""
+        """k, the number of queues in which jobs wait."""
         return self.rules.horus_queues
 
 
@@ -345,20 +338,12 @@ def pick(queues: Sequence[JobQueue], count: int) -> tuple[PlanJob, ...]:
     The n-th job of a queue is served at virtual time n / weight, so a queue of twice the weight gets twice as many
     turns. Ties go to the earlier job.
     """
-    turns = [_turn(queue, number, 0) for number, queue in enumerate(queues) if queue.jobs]
-    heapify(turns)
-    picked: list[PlanJob] = []
-    while turns and len(picked) < count:
-        *_, number, position = turns[0]
-        queue = queues[number]
-        picked.append(queue.jobs[position])
-        if position + 1 < len(queue.jobs):
-            heapreplace(turns, _turn(queue, number, position + 1))
-        else:
-            turns[0] = turns[-1]
-            turns.pop()
-            heapify(turns)
-    return tuple(picked)
+    turns = [
+        ((position + 1) / queue.weight, job.submit_s, job.job_id, number, position)
+        for number, queue in enumerate(queues)
+        for position, job in enumerate(queue.jobs)
+    ]
+    return tuple(queues[number].jobs[position] for *_, number, position in sorted(turns)[:count])
 
 
 def cluster(points: Sequence[tuple[float, ...]], count: int) -> list[int]:
@@ -378,17 +363,10 @@ def cluster(points: Sequence[tuple[float, ...]], count: int) -> list[int]:
     distinct, where, repeats = np.unique(np.array(points, dtype=float), axis=0, return_inverse=True, return_counts=True)
     spread = np.ptp(distinct, axis=0)
     scaled = (distinct - distinct.min(axis=0)) / np.where(spread > 0, spread, 1.0)
-    centres, kinds = _settled(scaled, repeats, _far_apart(scaled, min(count, len(scaled))))
-    rank = np.empty(len(centres), dtype=int)
-    rank[np.lexsort(centres.T[::-1])] = np.arange(len(centres))
+    centers, kinds = _settled(scaled, repeats, _far_apart(scaled, min(count, len(scaled))))
+    rank = np.empty(len(centers), dtype=int)
+    rank[np.lexsort(centers.T[::-1])] = np.arange(len(centers))
     return [int(kind) for kind in rank[kinds][where.reshape(-1)]]
-
-
-def typical(queue: JobQueue) -> tuple[float, float, float, float]:
-    """Medians of the tasks, utilization, GPUs and GiB of GPU memory of a queue's jobs."""
-    tasks, utilization, gpus, mem_gib = zip(*(_features(job) for job in queue.jobs), strict=True)
-    median = statistics.median
-    return median(tasks), median(utilization), median(gpus), median(mem_gib)
 
 
 def _features(job: PlanJob) -> tuple[float, float, float, float]:
@@ -402,26 +380,21 @@ def _weight(jobs: Sequence[PlanJob], now_s: float, round_s: float) -> float:
     return len(jobs) * max(1.0, wait_s / round_s if round_s > 0 else 1.0)
 
 
-def _turn(queue: JobQueue, number: int, position: int) -> tuple[float, float, int, int, int]:
-    job = queue.jobs[position]
-    return ((position + 1) / queue.weight, job.submit_s, job.job_id, number, position)
-
-
-def _settled(points: Points, repeats: NDArray[np.int64], centres: Points) -> tuple[Points, NDArray[np.int64]]:
+def _settled(points: Points, repeats: NDArray[np.int64], centers: Points) -> tuple[Points, NDArray[np.int64]]:
     """Centers and the nearest one of each point, once these no longer change; a center that loses all points goes."""
-    kinds = _nearest(points, centres)
+    kinds = _nearest(points, centers)
     for _ in range(_STEPS):
         used = np.unique(kinds)
-        centres = np.array([np.average(points[kinds == kind], axis=0, weights=repeats[kinds == kind]) for kind in used])
-        before, kinds = np.searchsorted(used, kinds), _nearest(points, centres)
+        centers = np.array([np.average(points[kinds == kind], axis=0, weights=repeats[kinds == kind]) for kind in used])
+        before, kinds = np.searchsorted(used, kinds), _nearest(points, centers)
         if np.array_equal(kinds, before):
             break
     used, kinds = np.unique(kinds, return_inverse=True)
-    return centres[used], kinds
+    return centers[used], kinds
 
 
-def _nearest(points: Points, centres: Points) -> NDArray[np.int64]:
-    return np.asarray(cdist(points, centres, "cityblock").argmin(axis=1), dtype=np.int64)
+def _nearest(points: Points, centers: Points) -> NDArray[np.int64]:
+    return np.asarray(cdist(points, centers, "cityblock").argmin(axis=1), dtype=np.int64)
 
 
 def _far_apart(points: Points, count: int) -> Points:
@@ -431,25 +404,9 @@ def _far_apart(points: Points, count: int) -> Points:
     return points[chosen]
 
 
-def _queue_reasons(queues: tuple[JobQueue, ...]) -> dict[int, tuple[Reason, ...]]:
-    """The queue of each waiting job as a reason, by job id; nothing where there is one queue."""
-    if len(queues) < 2:
-        return {}
-    found: dict[int, tuple[Reason, ...]] = {}
-    for number, queue in enumerate(queues, 1):
-        reason = _queue_reason(queue, number, len(queues))
-        found |= {job.job_id: (reason,) for job in queue.jobs}
-    return found
-
-
-def _not_picked(ahead: int, per_round: int) -> Reason:
-    """Why a round didn't look at a job."""
-    return Reason("{} of the queues come before it, and a round looks at {}", (plural(ahead, "job"), per_round))
-
-
 def _queue_reason(queue: JobQueue, number: int, count: int) -> Reason:
-    """Which queue a job waits in."""
-    tasks, use, gpus, mem_gib = typical(queue)
+    """Which queue a job waits in, with the medians of its jobs."""
+    tasks, use, gpus, mem_gib = map(statistics.median, zip(*map(_features, queue.jobs), strict=True))
     return Reason(
         "it waits in queue {} of {} ({}; typically {:g} GPUs on {:g} nodes, {:.0f} % use, {:.1f} GiB), weight {:.1f}",
         (number, count, plural(len(queue.jobs), "job"), gpus, tasks, 100 * use, mem_gib, queue.weight),

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -18,9 +18,7 @@ from muri.profiler.slowdown import Slowdown, slowdown_of
 # any raise a job could fail next to the same jobs again and again.
 RAISED_BY: Final = 1.5
 MAX_RAISES: Final = 3  # The next error is the job's own failure; the last raise asks for a whole GPU
-# Partition, owner where that matters, domain, most jobs on its GPUs, GPUs, nodes, memory, utilization, type of GPU,
-# minimum speed, and whether it may share.
-Kind = tuple[str, str, str, int, int, int, float, float, str, float, bool]
+Kind = tuple[object, ...]  # Common properties of jobs that find the same places
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +42,7 @@ class Load:
     @staticmethod
     def of(jobs: Iterable[PlanJob]) -> "Load":
         """A GPU with these jobs on it."""
-        load = Load()
-        for job in jobs:
-            load = load.plus(job)
-        return load
+        return reduce(Load.plus, jobs, Load())
 
     def speed(self, slowdown: Slowdown) -> float:
         """Speed of each of the GPU's jobs by f, 1 = as fast as alone."""
@@ -221,8 +216,16 @@ class Places:
         others = gpu.tenants.values()
         if not others:
             return True
+        if not job.may_share or not knows_utilization(job):
+            return False
         fits = len(others) < self._most and may_share_gpus([job, *others])
-        return fits and all(self._may_share(job, other) for other in others)
+        return fits and all(
+            other.may_share
+            and knows_utilization(other)
+            and other.partition == job.partition
+            and (other.user == job.user or not self.same_user)
+            for other in others
+        )
 
     def by_node(self, partition: str) -> tuple[Gpus, ...]:
         """GPUs of a partition, node by node."""
@@ -239,16 +242,6 @@ class Places:
         taken = sum(not gpu.tenants for gpu in gpus)
         return Place(sum(prices) / len(prices), len(nodes), idle - taken, gpus)
 
-    def _may_share(self, job: PlanJob, other: PlanJob) -> bool:
-        return (
-            job.may_share
-            and other.may_share
-            and job.partition == other.partition
-            and (job.user == other.user or not self.same_user)
-            and knows_utilization(job)
-            and knows_utilization(other)
-        )
-
 
 class _Offers:
     """The places that one job can have."""
@@ -264,7 +257,14 @@ class _Offers:
 
     def all(self) -> Iterator[Place]:
         """A place on each node, and one on several nodes where the job may or must have these; and whole sets."""
-        job, on_nodes = self._job, list(self._on_nodes())
+        job, offers = (
+            self._job,
+            (
+                self._places.on_node(gpus[0].node, self._kind, partial(self._priced, gpus))
+                for gpus in self._places.by_node(self._job.partition)
+            ),
+        )
+        on_nodes = [priced for priced in offers if priced]
         if job.node_count > 1:
             yield from self._on_as_many_nodes(on_nodes)
         else:
@@ -300,22 +300,12 @@ class _Offers:
             chosen = {gpu for place in sorted(places, key=lambda place: place[:3])[:count] for gpu in place.gpus}
             yield self._places.place(pair for priced in on_nodes for pair in priced if pair[1] in chosen)
 
-    def _on_nodes(self) -> Iterator[Priced]:
-        """The offers of each node."""
-        for gpus in self._places.by_node(self._job.partition):
-            priced = self._places.on_node(gpus[0].node, self._kind, partial(self._priced, gpus))
-            if priced:
-                yield priced
-
     def _priced(self, gpus: Gpus) -> Priced:
-        """The GPUs of a node that the job may have."""
-        priced = [(price, gpu) for gpu in gpus if (price := self._single(gpu)) is not None]
+        """The GPUs of a node that may be combined with any other, with their prices."""
+        idle_only = self._idle_only or self._places.whole_sets_only
+        usable = [gpu for gpu in gpus if not (gpu.tenants and idle_only)]
+        priced = [(price, gpu) for gpu in usable if (price := self._price(gpu)) is not None]
         return tuple(sorted(priced, key=lambda pair: (pair[0], pair[1].gpu_id)))
-
-    def _single(self, gpu: PackedGpu) -> float | None:
-        """Price of a GPU that may be combined with any other."""
-        alone = self._idle_only or self._places.whole_sets_only
-        return None if gpu.tenants and alone else self._price(gpu)
 
     def _price(self, gpu: PackedGpu) -> float | None:
         like = (tuple(gpu.tenants), gpu.capacity_gib)
@@ -336,15 +326,11 @@ class _Offers:
 
     def _whole_sets(self) -> Iterator[Place]:
         """Places where the others hold exactly the same GPUs."""
+        count, nodes = self._job.gpu_count, self._job.node_count
         for gpus in self._places.packed.whole_sets(self._job.partition):
-            if self._has_shape(gpus):
+            on_node = Counter(gpu.node for gpu in gpus)
+            alike = nodes == 1 or (len(on_node) == nodes and set(on_node.values()) == {count // nodes})
+            if len(gpus) == count and alike:
                 priced = [(price, gpu) for gpu in gpus if (price := self._price(gpu)) is not None]
                 if len(priced) == len(gpus):
                     yield self._places.place(priced)
-
-    def _has_shape(self, gpus: Gpus) -> bool:
-        on_node = [len(list(group)) for _, group in groupby(gpus, lambda gpu: gpu.node)]
-        if self._job.node_count == 1:
-            return sum(on_node) == self._job.gpu_count
-        share = self._job.gpu_count // self._job.node_count
-        return len(on_node) == self._job.node_count and set(on_node) == {share}

@@ -59,17 +59,15 @@ class _Greedy:
         size = size_of(contender)
         if size in self._hopeless and contender.unit is None:
             return
-        seat = self._own_place(contender) or self._first_fit(contender) or self._instead_of_others(contender)
+        # A job that had to leave goes back where it ran, if that is free after all.
+        own = self._round.seat_of(contender)
+        seat = own if own is not None and self._servers.fits(own.gpus, own.cpu_mem) else None
+        seat = seat or self._first_fit(contender) or self._instead_of_others(contender)
         if seat is None:
             self._hopeless.add(size)
         else:
             self._take(seat)
             self.seating.seats[contender.rank] = seat
-
-    def _own_place(self, contender: Contender) -> Seat | None:
-        """The former place of a job that had to leave, if that is free after all."""
-        seat = self._round.seat_of(contender)
-        return seat if seat is not None and self._servers.fits(seat.gpus, seat.cpu_mem) else None
 
     def _first_fit(self, contender: Contender) -> Seat | None:
         job = contender.job
@@ -179,7 +177,10 @@ class _Tuner:
             (contender,) = placement.unit.members
             if not as_placed and self._stay(contender):
                 continue
-            nodes = [placement.gpus[0].node] if as_placed else self._nodes_for(contender)
+            if as_placed:
+                nodes = [placement.gpus[0].node]
+            else:
+                nodes = self._servers.with_gpus(contender.job, contender.job.gpu_count)
             complete = complete and bool(nodes)
             self._seat_on_one(contender, nodes)
         return complete
@@ -223,12 +224,9 @@ class _Tuner:
         self._settle(seat)
         return True
 
-    def _nodes_for(self, contender: Contender) -> list[str]:
-        return self._servers.with_gpus(contender.job, contender.job.gpu_count)
-
     def _seat_anywhere(self, contender: Contender) -> bool:
         job = contender.job
-        nodes = self._nodes_for(contender) if job.node_count == 1 else []
+        nodes = self._servers.with_gpus(job, job.gpu_count) if job.node_count == 1 else []
         if nodes:
             return self._seat_on_one(contender, nodes)
         gpus = self._servers.gpus.copy().take(job.partition, job.gpu_count, node_count=job.node_count)
@@ -255,15 +253,11 @@ class _Tuner:
     def _fitting(self, job: PlanJob, nodes: Sequence[str], *, proportional: bool) -> list[str]:
         """Of nodes with enough GPUs those that have the CPUs and the memory, too."""
         servers, needs = self._servers, {}
-        found = []
         for name in nodes:
-            kind = servers.kind[name]
-            if kind not in needs:
+            if servers.kind[name] not in needs:
                 each = self._each(job, name, proportional=proportional)
-                needs[kind] = Demand(each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
-            if servers.has_cpus_and_mem(name, needs[kind]):
-                found.append(name)
-        return found
+                needs[servers.kind[name]] = Demand(each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
+        return [name for name in nodes if servers.has_cpus_and_mem(name, needs[servers.kind[name]])]
 
     def _seat(self, contender: Contender, name: str, *, proportional: bool) -> Seat:
         gpus = (NodeShare(name, contender.job.gpu_count),)
@@ -273,12 +267,10 @@ class _Tuner:
     def _each(self, job: PlanJob, name: str, *, proportional: bool) -> Demand:
         """A job's wish for each GPU; equal jobs ask for the same of equal nodes, and there are many of both."""
         asked = (self._servers.kind[name], job.gpu_count, id(job.sensitivity), proportional)
-        each = self._known.get(asked)
-        if each is None:
+        if asked not in self._known:
             node = self._servers.nodes[name]
-            each = fair_share(node) if proportional else self._wish(job, node, job.gpu_count)
-            self._known[asked] = each
-        return each
+            self._known[asked] = fair_share(node) if proportional else self._wish(job, node, job.gpu_count)
+        return self._known[asked]
 
     def _make_room(self, seat: Seat) -> bool:
         """Take jobs on a seat's nodes back to their proportional share until it fits; none, if that does not help."""
@@ -297,7 +289,8 @@ class _Tuner:
             if trial.fits(seat.gpus, seat.cpu_mem):
                 for less in reverted:
                     self._resize(less, None)
-                    less.notes = (_gave_way(seat.contender.job),)
+                    text = "it gave up its surplus above the GPU-proportional share for job {}"
+                    less.notes = (Reason(text, (seat.contender.job.job_id,)),)
                 return True
         return False
 
@@ -310,16 +303,14 @@ class _Tuner:
 
     def _seat_at(self, contender: Contender, gpus: Shares) -> bool:
         """Several nodes: the job's demand, or else its share of each node."""
-        amounts_tried = (spread(self._servers, contender.job, gpus, self._wish), self._servers.shares_on(gpus))
-        seats = [Seat(contender, gpus, cpu_mem) for cpu_mem in amounts_tried]
-        for seat in seats:
-            if self._servers.fits(gpus, seat.cpu_mem):
-                self._settle(seat)
-                return True
-        if self._make_room(seats[-1]):
-            self._settle(seats[-1])
-            return True
-        return False
+        amounts = (spread(self._servers, contender.job, gpus, self._wish), self._servers.shares_on(gpus))
+        seats = [Seat(contender, gpus, cpu_mem) for cpu_mem in amounts]
+        seat = next((seat for seat in seats if self._servers.fits(gpus, seat.cpu_mem)), None)
+        if seat is None and self._make_room(seats[-1]):
+            seat = seats[-1]
+        if seat is not None:
+            self._settle(seat)
+        return seat is not None
 
     def _resize(self, seat: Seat, each: Demand | None) -> bool:
         """Give a seat another share, the proportional one without a figure, if it is free."""
@@ -342,8 +333,3 @@ class _Tuner:
 def proportional(round_: Round) -> Seating:
     """Seat the runnable jobs with the GPU-proportional share of their node."""
     return tune(round_, proportional_wish)
-
-
-def _gave_way(job: PlanJob) -> Reason:
-    """Why a job has less than it could have had; some of it may be left over for it after all."""
-    return Reason("it gave up its surplus above the GPU-proportional share for job {}", (job.job_id,))

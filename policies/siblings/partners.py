@@ -70,9 +70,11 @@ def sub_batches(job: PlanJob) -> tuple[SubBatch, ...]:
 def alone_s(job: PlanJob, accumulate_steps: int) -> float:
     """Seconds that a job of known duration still needs alone, in this number of steps."""
     assert job.remaining_s is not None
-    if accumulate_steps == 1 or job.batch is None:
-        return job.remaining_s
-    return job.remaining_s / job.batch.speed(accumulate_steps)
+    return job.remaining_s / _speed_alone(job, accumulate_steps)
+
+
+def _speed_alone(job: PlanJob, accumulate_steps: int) -> float:
+    return 1.0 if accumulate_steps == 1 or job.batch is None else job.batch.speed(accumulate_steps)
 
 
 def _slowest(job: PlanJob, alone: float) -> float:
@@ -115,15 +117,11 @@ class PairSpeeds:
 
     def of(self, holding: Holding) -> float:
         """Speed of a job where it is, 1 = as fast as alone and with its undivided batch."""
-        job, steps = holding.job, holding.accumulate_steps
-        alone = 1.0 if steps == 1 or job.batch is None else job.batch.speed(steps)
-        return alone * self.beside_others(holding)
+        return _speed_alone(holding.job, holding.accumulate_steps) * self.beside_others(holding)
 
     def most_slowdown(self, holding: Holding) -> float:
         """Upper limit of a job's slow-down, relative to alone in as many steps."""
-        job, steps = holding.job, holding.accumulate_steps
-        alone = 1.0 if steps == 1 or job.batch is None else job.batch.speed(steps)
-        return _slowest(job, alone)
+        return _slowest(holding.job, _speed_alone(holding.job, holding.accumulate_steps))
 
     def beside_others(self, holding: Holding) -> float:
         """Speed of a job among those that it shares GPUs with, 1 = as fast as alone in as many steps.
@@ -168,11 +166,11 @@ class Partner(NamedTuple):
 
     def beside_others(self, job: PlanJob, sub_batch: SubBatch, joining_slowdown: float) -> "Partner":
         """The same pair when the joining job is slowed down by others as well."""
-        if np.isnan(self.now_s):
-            return self._replace(sub_batch=sub_batch, joining_slowdown=joining_slowdown)
-        joining_s = alone_s(job, sub_batch.accumulate_steps)
-        now_s = mean_now(self.running_s, joining_s, self.running_slowdown, joining_slowdown)
-        return self._replace(sub_batch=sub_batch, now_s=float(now_s), joining_slowdown=joining_slowdown)
+        now_s = self.now_s
+        if not isnan(now_s):
+            joining_s = alone_s(job, sub_batch.accumulate_steps)
+            now_s = float(mean_now(self.running_s, joining_s, self.running_slowdown, joining_slowdown))
+        return self._replace(sub_batch=sub_batch, now_s=now_s, joining_slowdown=joining_slowdown)
 
 
 class Offers(NamedTuple):

@@ -1,7 +1,7 @@
 """Policies that give out CPUs and memory in addition to GPUs: Synergy's, and the cycle that others share with it."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from muri.inherited import garbage_collector_paused
@@ -32,7 +32,6 @@ from muri.policies.siblings.shares import (
     speed,
 )
 from muri.policies.speed.registry import speed_model
-from muri.policies.traits import Demand
 from muri.policies.types import (
     CpuMemShare,
     NodeShare,
@@ -41,7 +40,6 @@ from muri.policies.types import (
     PlanRequest,
     PriorityKey,
     Reason,
-    Running,
     Waiting,
 )
 
@@ -143,26 +141,30 @@ class _Cycle:
             for contender in self._queue.contenders
             if contender.unit is not None or not self._slurm.takes_larger(contender.job)
         )
-        for unit in _units(self._contenders):
+        for unit in {id(item.unit): item.unit for item in self._contenders if item.unit is not None}.values():
             self._free.give_back(unit.gpus)
             self._servers.give_back_shares(self._servers.held(unit))
         return Round(self._contenders, self._servers, self._request.interval_s)
 
     def plan(self, policy: str, seating: Seating) -> Plan:
         """Name single GPUs, and give reasons."""
-        shares = dict(self._fixed_shares())
+        fixed = (members[0].unit for members in self._queue.fixed)
+        shares = {job_id: held for unit in fixed if unit is not None for job_id, held in unit.cpu_mem_shares.items()}
         seats = seating.by_rank()
         # What stays takes its GPUs before any new job is given single ones, or these could be taken.
         for seat in seats:
             if seat.stays:
                 self._free.take_exactly(seat.gpus)
         for seat in seats:
-            gpus = seat.gpus if seat.stays else self._named(seat)
+            take_on = self._free.take_on
+            gpus = seat.gpus if seat.stays else tuple([take_on(share.node, share.gpu_count) for share in seat.gpus])
             self._stays_after_all(seat, gpus)
             self._servers.take_shares(seat.cpu_mem)
             self._writer.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
-            if not seat.kept or _is_told(seat.contender):
-                shares[seat.contender.job.job_id] = tuple(item for item in seat.cpu_mem if self._is_given_out(item))
+            unit, job_id = seat.contender.unit, seat.contender.job.job_id
+            # A running job's share is known, or only assumed to be proportional.
+            if not seat.kept or (unit is not None and job_id in unit.cpu_mem_shares):
+                shares[job_id] = tuple(item for item in seat.cpu_mem if self._is_given_out(item))
         self._keep_waiting(seating)
         return Plan(
             policy=policy,
@@ -173,18 +175,9 @@ class _Cycle:
             cpu_mem_shares={job_id: shares[job_id] for job_id in sorted(shares) if shares[job_id]},
         )
 
-    def _fixed_shares(self) -> Iterator[tuple[int, tuple[CpuMemShare, ...]]]:
-        for members in self._queue.fixed:
-            unit = members[0].unit
-            assert unit is not None
-            yield from unit.cpu_mem_shares.items()
-
     def _is_given_out(self, share: CpuMemShare) -> bool:
         """Whether a plan names a share: also an empty one, where the node's proportional share is known."""
         return bool(share.cpus or share.mem_gib) or any(fair_share(self._servers.nodes[share.node]))
-
-    def _named(self, seat: Seat) -> Shares:
-        return tuple([self._free.take_on(share.node, share.gpu_count) for share in seat.gpus])
 
     def _stays_after_all(self, seat: Seat, gpus: Shares) -> None:
         """A job that had to leave may have found exactly its own GPUs again."""
@@ -198,7 +191,9 @@ class _Cycle:
         if contender.unit is not None and not seat.stays:
             why.append(reasons.SPLIT_UP if len(contender.unit.members) > 1 else _MOVED)
         elif seat.stays and not seat.kept:
-            why.append(_restarted(seat.held, seat.cpu_mem))
+            (old, old_values), (new, new_values) = amounts_text(seat.held), amounts_text(seat.cpu_mem)
+            text = f"restarts on the GPUs that it has, for its share changes: {old} before, {new} now"
+            why.append(Reason(text, (*old_values, *new_values)))
         if not any(self._is_given_out(item) for item in seat.cpu_mem):
             return (*why, _NOT_ALLOCATED)
         why.append(share_reason(seat.cpu_mem))
@@ -208,9 +203,12 @@ class _Cycle:
         elif job.sensitivity is None:
             why.append(_UNKNOWN)
         elif exceeds(wanted, seat.share):
-            why.append(_below_demand(wanted, speed(job, wanted, node)))
+            text = "it could use {:.4g} CPUs and {:.4g} GiB, {:.2f} × as fast, "
+            text += "but they are not free or not worth a restart"
+            why.append(Reason(text, (*wanted, speed(job, wanted, node))))
         else:
-            why.append(_saturated(speed(job, seat.share, node)))
+            text = "that is all it can use: {:.2f} × its speed with the GPU-proportional share"
+            why.append(Reason(text, (speed(job, seat.share, node),)))
         return (*why, *seat.notes)
 
     def _keep_waiting(self, seating: Seating) -> None:
@@ -235,37 +233,6 @@ class _Cycle:
             needed = self._servers.shares_on((NodeShare(name, job.gpu_count),), wanted)
             return _no_cpus_or_mem(job, why_waiting.ahead(job), needed)
         return why_waiting.of(job)
-
-
-def _units(contenders: Iterable[Contender]) -> Iterable[Running]:
-    return {id(item.unit): item.unit for item in contenders if item.unit is not None}.values()
-
-
-def _is_told(contender: Contender) -> bool:
-    """Whether a running job's share is known, or only assumed to be proportional."""
-    return contender.unit is not None and contender.job.job_id in contender.unit.cpu_mem_shares
-
-
-def _saturated(speed: float) -> Reason:
-    """It gets its demand."""
-    return Reason("that is all it can use: {:.2f} × its speed with the GPU-proportional share", (speed,))
-
-
-def _below_demand(wanted: Demand, speed: float) -> Reason:
-    """It gets less than its demand."""
-    return Reason(
-        "it could use {:.4g} CPUs and {:.4g} GiB, {:.2f} × as fast, but they are not free or not worth a restart",
-        (wanted.cpus, wanted.mem_gib, speed),
-    )
-
-
-def _restarted(before: JobShares, after: JobShares) -> Reason:
-    """Why a running job restarts on its own GPUs."""
-    old, old_values = amounts_text(before)
-    new, new_values = amounts_text(after)
-    return Reason(
-        f"restarts on the GPUs that it has, for its share changes: {old} before, {new} now", (*old_values, *new_values)
-    )
 
 
 def _no_cpus_or_mem(job: PlanJob, ahead: int, needed: JobShares) -> Reason:
