@@ -24,7 +24,14 @@ from muri.slurm_plugin.execute.gate import (
     stop,
     unless_gone,
 )
-from muri.slurm_plugin.gateway.base import GatewayError, JobGateway, NoSuchJobError, SlurmUnreachableError, job_started
+from muri.slurm_plugin.gateway.base import (
+    GatewayError,
+    JobGateway,
+    NoSuchJobError,
+    SlurmUnreachableError,
+    job_started,
+    passing_over,
+)
 from muri.slurm_plugin.planning import actions
 from muri.slurm_plugin.planning.actions import Action, join_payload, members_in, started
 from muri.slurm_plugin.planning.plan_actions import started_plain
@@ -300,12 +307,8 @@ class Executor:
     def _stand_back(self, action: actions.StandBack) -> None:
         job = self._view.jobs[action.job_id]
         change = in_own_place(job) if action.place is None else placed(job, action.place)
-        try:
-            with unless_gone(job.job_id):
-                self._gateway.modify(job.job_id, change)
-        except GatewayError as error:
-            if not job_started(error):
-                raise
+        with passing_over(job_started), unless_gone(job.job_id):
+            self._gateway.modify(job.job_id, change)
 
     def _abandon(self, action: actions.Abandon) -> None:
         log.info("start %s: taken back: %s", action.token, action.why)

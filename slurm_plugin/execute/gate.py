@@ -24,6 +24,7 @@ from muri.slurm_plugin.gateway.base import (
     NoSuchJobError,
     SlurmUnreachableError,
     job_started,
+    passing_over,
 )
 from muri.slurm_plugin.planning.actions import GivenShare
 from muri.slurm_plugin.planning.slurm_requests import (
@@ -175,11 +176,8 @@ def _comment(job: ManagedJob, change: JobChange) -> str:
 
 def _hold(gateway: JobGateway, job_id: int) -> None:
     """Hold a pending job; one that started just now has its own request and may run."""
-    try:
+    with passing_over(job_started):
         gateway.hold(job_id)
-    except GatewayError as error:
-        if not job_started(error):
-            raise
 
 
 def give_share(gateway: JobGateway, job: Job, share: GivenShare, now_s: float) -> str:

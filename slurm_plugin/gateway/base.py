@@ -4,7 +4,8 @@ import logging
 import re
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -287,6 +288,16 @@ def job_pending(error: GatewayError) -> bool:
 def job_started(error: GatewayError) -> bool:
     """Whether Slurm refused because the job has started already."""
     return _says(error, _STARTED)
+
+
+@contextmanager
+def passing_over(*reasons: Callable[[GatewayError], bool]) -> Iterator[None]:
+    """Ignore a refusal of Slurm's for one of these reasons."""
+    try:
+        yield
+    except GatewayError as error:
+        if not any(reason(error) for reason in reasons):
+            raise
 
 
 def check_new_job(job: NewJob) -> None:

@@ -1,9 +1,9 @@
 """The gateway through Slurm's commands: for sites where no pyslurm version fits Slurm."""
 
-import logging
 import re
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Final
@@ -15,11 +15,11 @@ from muri.slurm_plugin.gateway.base import (
     GatewayError,
     GatewayUnavailableError,
     NoSuchJobError,
-    SlurmUnreachableError,
     job_ended,
     job_environment,
     job_pending,
     job_started,
+    passing_over,
 )
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
 from muri.slurm_plugin.gateway.job_details import DetailsReader
@@ -30,8 +30,6 @@ from muri.slurm_plugin.gateway.submit_as import Submissions
 from muri.slurm_plugin.gateway.tables import Held, ReservationsReader, nodes_of_table, read_gpus_in_use
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Node, Snapshot, Unreadable
 from muri.slurm_plugin.records.limits import GpuRemoval, Place
-
-log = logging.getLogger(__name__)
 
 #: The oldest Slurm that Muri was tried with.
 _OLDEST = (22, 5)
@@ -181,11 +179,8 @@ class CommandGateway:
 
     def release(self, job_id: int) -> None:
         """Release a held job."""
-        try:
+        with passing_over(job_started, job_ended):
             self._commands.run(f"release job {job_id}", ["scontrol", "release", self._arrays.name(job_id)])
-        except GatewayError as err:
-            if not (job_started(err) or job_ended(err)):
-                raise
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the license `muri_gate` until a time, in seconds since the epoch."""
@@ -199,14 +194,10 @@ class CommandGateway:
 
     def requeue(self, job_id: int) -> None:
         """End a running job and put it back into the queue; a pending one stays as it is."""
-        try:
+        name = self._arrays.name(job_id)
+        with passing_over(job_pending):
             # With "incomplete" Slurm leaves alone a job that has just ended.
-            self._commands.run(
-                f"requeue job {job_id}", ["scontrol", "requeue", "incomplete", self._arrays.name(job_id)]
-            )
-        except GatewayError as err:
-            if not job_pending(err):
-                raise
+            self._commands.run(f"requeue job {job_id}", ["scontrol", "requeue", "incomplete", name])
 
     def requeue_hold(self, job_id: int) -> None:
         """End a running job, put it back into the queue and hold it; a pending one is held."""
@@ -221,12 +212,8 @@ class CommandGateway:
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job."""
-        try:
+        with suppress(NoSuchJobError):
             self._commands.run(f"cancel job {job_id}", ["scancel", str(job_id)])
-        except SlurmUnreachableError:
-            raise
-        except NoSuchJobError:
-            log.debug("job %d: gone before it was cancelled", job_id)
 
     def gpus_in_use(self) -> tuple[Held, ...]:
         """Return the GPUs of running jobs: a folded host list and Slurm's indices on each of its nodes."""

@@ -21,6 +21,7 @@ from muri.slurm_plugin.gateway.base import (
     SlurmUnreachableError,
     job_ended,
     job_started,
+    passing_over,
     slurm_error,
 )
 from muri.slurm_plugin.gateway.commands import CommandGateway
@@ -144,12 +145,8 @@ class PyslurmGateway(CommandGateway):
 
     def release(self, job_id: int) -> None:
         """Release a held job."""
-        try:
-            with self._slurm(f"release job {job_id}"):
-                self._job(job_id).release()
-        except GatewayError as err:
-            if not (job_started(err) or job_ended(err)):
-                raise
+        with passing_over(job_started, job_ended), self._slurm(f"release job {job_id}"):
+            self._job(job_id).release()
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job."""

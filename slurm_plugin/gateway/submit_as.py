@@ -26,6 +26,7 @@ from muri.slurm_plugin.gateway.base import (
     first_line,
     job_ended,
     job_started,
+    passing_over,
 )
 from muri.slurm_plugin.gateway.queue_reader import read_job
 from muri.slurm_plugin.gateway.slurm_commands import (
@@ -164,11 +165,8 @@ def submit(commands: SlurmCommands, job: NewJob) -> int:
     try:
         tag = [f"AdminComment={job.admin_comment}"] if job.admin_comment else []
         commands.run(f"tag job {job_id}", ["scontrol", "update", f"JobId={job_id}", *tag, "Comment="])
-        try:
+        with passing_over(job_started, job_ended):  # its user may have released it
             commands.run(f"release job {job_id}", ["scontrol", "release", str(job_id)])
-        except GatewayError as err:  # its user may have released it
-            if not (job_started(err) or job_ended(err)):
-                raise
     except GatewayError:
         with suppress(GatewayError):
             commands.run(f"cancel job {job_id}", ["scancel", str(job_id)])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, job_pending
+from muri.slurm_plugin.gateway.base import NoSuchJobError, job_pending, passing_over
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded, encoded
 
 _COMMANDS = SlurmCommands(timeout_s=30.0)
@@ -89,12 +89,9 @@ def set_comment(name: str, comment: str) -> None:
 def requeue(name: str, *, held: bool = False) -> None:
     """Put one of the user's own running jobs back into the queue; one that is back there already stays as it is."""
     command = "requeuehold" if held else "requeue"
-    try:
+    with passing_over(job_pending):
         # Without "incomplete" Slurm runs a cancelled job again once its processes have ended.
         _COMMANDS.run(f"requeue job {name}", ["scontrol", command, "incomplete", name])
-    except GatewayError as error:
-        if not job_pending(error):
-            raise
 
 
 _SPREAD: Final = 0.2

@@ -182,7 +182,8 @@ class Journal:
                     self._connection.execute(statement)
             elif version == 1:
                 self._rename_fields()
-            self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            if version < SCHEMA_VERSION:
+                self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def _rename_fields(self) -> None:
         """Bring a journal of 0.2 to the names of this version."""
