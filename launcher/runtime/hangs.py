@@ -345,14 +345,14 @@ class HangWatch:
         return _Timers(IdleTimer(interval_s, self._now), IdleTimer(interval_s, self._now), timeout_s, ThreadMeter())
 
     def _find(self, session: MemberSession, roots: Mapping[MemberSession, Roots]) -> Finding:
-        timers, own = self._timers[session], roots[session]
-        others = [other for who, other in roots.items() if who is not session]
+        timers, mine = self._timers[session], roots[session]
+        others = [other for owner, other in roots.items() if owner is not session]
         obstructs, waits = self._arbiter.obstructs(session.member), self._arbiter.waits(session.member)
-        threads = timers.threads.sample(_threads_of_member(session.member, own, others))
+        threads = timers.threads.sample(_threads_of_member(session.member, mine, others))
         idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs, waits))
         if waits and not obstructs:
             idle_s = 0.0
-        stopped = any(is_stopped(pid) for pid in (own.process, own.supervisor) if pid)
+        stopped = any(is_stopped(pid) for pid in (mine.process, mine.supervisor) if pid)
         stopped_s = timers.stopped.idle_s(ThreadSample(), stopped)
         return Finding(session, idle_s, stopped_s if stopped else 0.0, obstructs, timers.timeout_s)
 

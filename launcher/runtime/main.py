@@ -193,10 +193,10 @@ class Runtime:
             self._threads = shared_process(
                 group.threads, options.preload, self._table.running, self._tell_end, takes_turns=in_turns
             )
-        speeds = {each.job_id: each.predicted_speed for each in group.members if each.predicted_speed}
+        speeds = {member.job_id: member.predicted_speed for member in group.members if member.predicted_speed}
         arbiter: Arbiter
         if self._ranks is None:
-            promises = any(each.min_speed for each in group.members)
+            promises = any(member.min_speed for member in group.members)
             arbiter = make_arbiter(
                 group.discipline, group.ids, group.rotation, speeds, node=options.node, promises=promises
             )
@@ -211,7 +211,7 @@ class Runtime:
         start = functools.partial(supervised, options.starter, options.run_dir)
         factory = SessionFactory(pausing, self._table.spec_of, self._trace, start, self._threads)
         admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table)
-        need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}
+        need_gib = {member.job_id: member.gpu_mem_gib for member in group.members if member.gpu_mem_gib}
         memory = MemoryAdmission(
             need_gib,
             self._table.running,

@@ -325,9 +325,9 @@ class MemberTable:
             member = self._members[session.member]
             if member.state == "running":
                 return False
-            others = [each for each in self._members.values() if each.state == "running"]
-            for each in (member, *others):
-                each.had_company = bool(others)
+            others = [other for other in self._members.values() if other.state == "running"]
+            for neighbor in (member, *others):
+                neighbor.had_company = bool(others)
             member.session, member.state = session, "running"
             member.sessions += 1
             member.script, member.started = script, utc_now()
@@ -342,10 +342,10 @@ class MemberTable:
     def end_measurements(self) -> None:
         """Let members that are measured by now, or took too long, share as suits the group."""
         with self._lock:
-            at_work = [(name, each) for name, each in self._members.items() if each.state == "running"]
-            for _, each in at_work:
-                each.measured()
-            over = [name for name, each in at_work if each.measurement is None or not each.measurement.needs_turns]
+            running = {name: member for name, member in self._members.items() if member.state == "running"}
+            for member in running.values():
+                member.measured()
+            over = [name for name, m in running.items() if m.measurement is None or not m.measurement.needs_turns]
         if self._arbiter is not None:
             for name in over:
                 self._arbiter.set_measuring(name, measuring=False)
@@ -354,8 +354,8 @@ class MemberTable:
     def awaits_means(self) -> bool:
         """Return whether a script's first means are due soon, for which others may wait."""
         with self._lock:
-            at_work = [each.measurement for each in self._members.values() if each.state == "running"]
-        return any(each is not None and each.is_awaited for each in at_work)
+            running = [member.measurement for member in self._members.values() if member.state == "running"]
+        return any(measurement is not None and measurement.is_awaited for measurement in running)
 
     def had_company(self, session: MemberSession) -> bool:
         """Return whether another member ran beside a session, at its end or before: two may end for one cause."""
