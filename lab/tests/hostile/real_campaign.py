@@ -15,7 +15,8 @@ from sandbox.support import SandboxError
 
 GATEWAYS: Final = ("pyslurm", "command")
 HERE: Final = Path(__file__).resolve().parent
-_IMPORTS: Final = f"PYTHONPATH={HERE}:{HERE.parent / 'slurm_plugin'}"
+_TESTS: Final = HERE.parents[2] / "tests"
+_IMPORTS: Final = f"PYTHONPATH={HERE}:{_TESTS / 'hostile'}:{_TESTS / 'slurm_plugin'}"
 _ENDED_S: Final = 3600.0
 
 _COMMANDS: Final = (
