@@ -1,18 +1,12 @@
 """Whether the figures of running jobs have drifted away from their model's profile. Pure.
 
-The rule, over the observations of a key since it was measured:
-
-1. Only the newest observations count: those of `after_s` seconds or, where that is longer, of
-   `LEAST_OBSERVATIONS` observations and `LEAST_ITERATIONS` iterations. They must reach back that far.
-2. Of each stage, the median of what was observed is compared with what was measured in the same way: the
-   time in which the resource was used, hidden behind another one or not (`ProfileDetail.busy_s`; the stage
-   times themselves where a profile has no such figure). Waits for other members are in neither.
-3. The difference of a stage is relative to its profiled time, or to `LEAST_SHARE` of all stages together
-   where that is more: a stage that hardly counts cannot make a profile stale.
-4. GPU memory counts as well, upwards only, as a profile holds a job's peak: the median of what its processes held,
-   less `CONTEXT_GIB`, relative to the profiled peak.
-5. The profile has drifted when the largest difference is above `limit`, and is right again when it is below
-   half of that (hysteresis); in between, nothing changes.
+1. Of the observations of a key since it was measured, those of the newest `after_s` seconds count or, where that is
+   longer, the newest `LEAST_OBSERVATIONS` with `LEAST_ITERATIONS` iterations. They must reach back that far.
+2. The median of each stage's use, hidden behind another stage or not, is compared with the profile's
+   (`ProfileDetail.busy_s`, else the stage times). Waits for other members are in neither.
+3. The difference is relative to the profiled time, or to `LEAST_SHARE` of all stages together where that is more.
+4. GPU memory counts as well, upwards only, as a profile holds a job's peak: its median less `CONTEXT_GIB`.
+5. The profile has drifted when the largest difference is above `limit`, and is right again below half of that.
 """
 
 from collections.abc import Sequence

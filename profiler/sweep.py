@@ -1,12 +1,9 @@
 """The measurements of a sweep: a script's throughput on a number of CPUs, and the bandwidth of its dataset's storage.
 
-A dry run stops when its means are sure, and leaves far-off iterations out of them. Both mislead here: the workers of a
-loader hand over in bursts, as many batches as there are workers, and the pause between bursts is what the throughput
-depends on. So what counts is iterations over time, and nothing in the script is timed or waited for.
-
-The kernel enforces the number of CPUs by affinity, which all threads and processes of the script inherit. Affinity
-needs no privilege, and jobs see the same under Slurm's task/affinity. Libraries that start a thread per core learn
-the count when they load, from the affinity or from the variables set here.
+A dry run stops when its means are sure, and leaves far-off iterations out of them. Both mislead here: a loader's
+workers deliver in bursts, and the throughput depends on the pauses between them. So iterations over time count, and
+nothing in the script is timed or waited for. The kernel enforces the number of CPUs by affinity, which all threads and
+processes of the script inherit without any privilege, as under Slurm's task/affinity.
 """
 
 import errno

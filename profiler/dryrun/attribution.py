@@ -1,12 +1,9 @@
 """Which resource owns the time, where a job uses several at once (Muri, section 4.2). Pure.
 
-At each instant the resource with the highest normalized use owns the time. Use below a threshold counts as none.
-The thread that runs the training loop does one thing at a time: its innermost open stage is in full
-use and wins over work that goes on hidden behind it, in threads that prefetch or in workers. While it only waits, the
-hidden work owns the time; resources in equal use share it.
-
-The marks of stages tell which thread held which resource. `refine` corrects them by what PyTorch's profiler saw in a
-few iterations: which part of a stage, or of no stage, used another resource.
+At each instant the resource with the highest normalized use owns the time; use below a threshold counts as none. The
+thread that runs the training loop fully uses the resource of its innermost open stage, which wins over hidden work in
+threads that prefetch or in workers. While it only waits, the hidden work owns the time, shared by resources in equal
+use. `refine` corrects the marks of stages by a few iterations under PyTorch's profiler.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The course of a measurement: takes iterations as they end, says when it is enough, and sums up.
 
-A dry run: a loader with workers delivers in bursts; `steadiness` says what follows. A loader that was not seen shows
-only by its waits: once an iteration stands out, the dry run goes to its limit, to see whether the wait recurs.
+A dry run ends when its means are sure. A loader that was not seen shows only by its waits: once an iteration stands
+out, the dry run goes to its limit, to see whether the wait recurs.
 
-A job that trains, alone or in company: the rules are a dry run's, only the end differs. Nothing ends with it, so more
-iterations cost nothing: the first means are told as soon as there are any, sure or not, and those that are unsure after
-`ENOUGH_ITERATIONS` and `ENOUGH_S` with the confidence that they have. An iteration alone takes its time less the waits
-for other members: its stages' own times, and the time in no stage. What others slow down otherwise (caches, memory,
-cores) is in it, so in company it is an upper bound.
+A job that trains does not end with its measurement, so more iterations cost nothing: the first means are reported as
+soon as there are any, and unsure ones after `ENOUGH_ITERATIONS` and `ENOUGH_S`. An iteration alone takes its time less
+the waits for other members. Other slow-downs (caches, memory, cores) are in it, so in company it is an upper bound.
 """
 
 from __future__ import annotations

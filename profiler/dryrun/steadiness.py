@@ -1,22 +1,16 @@
 """When a script has warmed up, how sure its mean times are, and the figures that its iterations give. Pure.
 
-Warm-up: the script has settled after `w` iterations when of the 2 × `HALF_WINDOW` next ones the medians of the two
-halves differ by at most `TOLERANCE`, or no trend is found in them (Mann and Kendall's test at 5 %), and neither the
-first of them nor the last three stand out. The least `w` counts; it is at least `LEAST_WARMUP` and, for a script that
-never settles, `MOST_WARMUP`.
+Warm-up: a script has settled after `w` iterations when, of the 2 × `HALF_WINDOW` next ones, the medians of the two
+halves differ by at most `TOLERANCE` or show no trend (Mann and Kendall's test at 5 %), and neither the first nor the
+last three stand out. The least such `w` counts, from `LEAST_WARMUP` up to `MOST_WARMUP`.
 
-Enough: the 95 % confidence half-widths of the mean iteration time and of the mean time of the stage that takes
-most of it are both within `TOLERANCE` of these means.
+Enough: the 95 % confidence half-widths of the mean iteration time and of the mean time of its longest stage are both
+within `TOLERANCE` of these means.
 
-Bursts: a loader with workers delivers several batches at once, then lets the loop wait. Workers of a DataLoader start
-side by side and so finish side by side: of w iterations w − 1 find their batch ready and one waits, again and again,
-with period w. Batches that were made ready before the loop began come on top, up to `LoaderAhead.depth`. So the quick
-iterations in between are not a settled state, and the waits are not outliers:
-
-- The first `depth` iterations are warm-up. Whether the script has settled is read off the means of `period`
-  consecutive iterations.
-- Means are taken over whole periods, of which there should be `LEAST_PERIODS`; none of their iterations is left out.
-- The means of periods, not single iterations, are the values that say how sure the mean is.
+Bursts: the w workers of a DataLoader finish side by side, so w − 1 iterations find their batch ready and one waits,
+again and again; up to `LoaderAhead.depth` batches were ready before the loop began. So the first `depth` iterations are
+warm-up, settling is judged by the means of w iterations, and the means of at least `LEAST_PERIODS` whole periods of w
+iterations, none of them left out, say how sure the mean is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the reader knows of a trace format, and how a job of a cluster's log gets a profile."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import groupby
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from muri.profiler.records import StageProfile
 from muri.simulator.model import TraceJob
-from muri.simulator.traces.models import Model, Stages, measured_models
+from muri.simulator.traces.models import Model, measured_models
 from muri.simulator.traces.rows import MAX_COUNT, BadRows, Row, RowError, Source, TraceError, read_rows, to_number
 
 NOT_ENDED = "had not ended"
@@ -147,15 +147,12 @@ def _models_of(profiles: Iterable[StageProfile]) -> tuple[Model, ...]:
     def kind(profile: StageProfile) -> tuple[str, int, str]:
         return profile.key.model, profile.key.batch_size, profile.key.gpu_type
 
-    ordered = sorted(profiles, key=lambda profile: (*kind(profile), profile.key.gpu_count))
-    return tuple(
-        Model(name, batch_size, tuple((item.key.gpu_count, _stages(item)) for item in items), gpu_type)
-        for (name, batch_size, gpu_type), items in groupby(ordered, key=kind)
+    given = (
+        StageProfile(replace(item.key, user=""), *item.stage_s, item.iteration_s, item.gpu_mem_gib, source="import")
+        for item in profiles
     )
-
-
-def _stages(profile: StageProfile) -> Stages:
-    return Stages(*profile.stage_s, iteration_s=profile.iteration_s, gpu_mem_gib=profile.gpu_mem_gib)
+    ordered = sorted(given, key=lambda profile: (*kind(profile), profile.key.gpu_count))
+    return tuple(Model(tuple(items)) for _, items in groupby(ordered, key=kind))
 
 
 def to_trace_jobs(logged: Sequence[LoggedJob], assignment: Assignment) -> list[TraceJob]:

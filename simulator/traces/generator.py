@@ -14,7 +14,7 @@ from muri.policies.traits import BatchModel
 from muri.profiler.records import RESOURCES, StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.models import profiles_bound_by
-from muri.simulator.traces.rows import TraceError, one_of
+from muri.simulator.traces.rows import TraceError
 
 Item = TypeVar("Item")
 
@@ -144,7 +144,7 @@ def _check_figures(recipe: Recipe) -> None:
 def _check_mixes(recipe: Recipe) -> None:
     unknown = sorted(set(recipe.bottlenecks) - set(RESOURCES))
     if unknown:
-        raise TraceError(f"unknown bottleneck {one_of(unknown)}; choose among {one_of(RESOURCES)}")
+        raise TraceError(f"unknown bottleneck {', '.join(unknown)}; choose among {', '.join(RESOURCES)}")
     for name, weights in (("GPU mix", recipe.gpu_mix.values()), ("bottleneck mix", recipe.bottlenecks.values())):
         if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not sum(weights) > 0:
             raise TraceError(f"the {name} needs weights of at least 0, not all of them 0")

@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -14,7 +14,7 @@ import numpy as np
 from muri.foreign import yaml_of
 from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
 from muri.profiler.figures import reproducible
-from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
+from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.traces.rows import TraceError
 
 LOAD_SHARES = {
@@ -68,46 +68,30 @@ _BATCH_NAME: Final = re.compile(r"(?P<family>.+) \(batch size (?P<batch_size>\d+
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
-    """One iteration's stage times and length, seconds, and the GPU memory that it takes; 0: unknown."""
+class Model:
+    """A model, by its profiles on some numbers of GPUs."""
 
-    load_s: float
-    preprocess_s: float
-    propagate_s: float
-    synchronize_s: float
-    iteration_s: float
-    gpu_mem_gib: float = 0.0
+    profiles: tuple[StageProfile, ...]  # By GPU count, ascending; at least one
 
     @property
-    def bottleneck(self) -> str:
-        """The resource held longest; the earlier one on a tie."""
-        times = (self.load_s, self.preprocess_s, self.propagate_s, self.synchronize_s)
-        return RESOURCES[times.index(max(times))]
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The measured figures of a model."""
-
-    name: str
-    batch_size: int  # Samples per iteration and GPU
-    stages: tuple[tuple[int, Stages], ...]  # By GPU count, ascending; at least one
-    gpu_type: str = "gpu"  # GRES type of the GPUs of the measurement
+    def name(self) -> str:
+        """The model's name."""
+        return self.profiles[0].key.model
 
     def profile(self, gpu_count: int) -> StageProfile:
         """Profile on this many GPUs, with the figures of the largest measured count up to it, else of the smallest."""
-        fitting = [stages for count, stages in self.stages if count <= gpu_count]
-        return self._profile(fitting[-1] if fitting else self.stages[0][1], gpu_count)
+        fitting = [known for known in self.profiles if known.key.gpu_count <= gpu_count]
+        return _on(fitting[-1] if fitting else self.profiles[0], gpu_count)
 
     def profile_bound_by(self, resource: str, gpu_count: int) -> StageProfile | None:
         """Profile with this bottleneck: the figures of the nearest GPU count that has it; None if none has."""
-        fitting = [(abs(count - gpu_count), count, stages) for count, stages in self.stages]
-        bound = [item for item in fitting if item[2].bottleneck == resource]
-        return self._profile(min(bound, key=lambda item: item[:2])[2], gpu_count) if bound else None
+        bound = [known for known in self.profiles if known.bottleneck == resource]
+        bound.sort(key=lambda known: (abs(known.key.gpu_count - gpu_count), known.key.gpu_count))
+        return _on(bound[0], gpu_count) if bound else None
 
-    def _profile(self, stages: Stages, gpu_count: int) -> StageProfile:
-        key = ProfileKey(self.name, self.batch_size, gpu_count, self.gpu_type)
-        return StageProfile(key, **asdict(stages), source="import")
+
+def _on(profile: StageProfile, gpu_count: int) -> StageProfile:
+    return replace(profile, key=replace(profile.key, gpu_count=gpu_count))
 
 
 def load_share(model: str) -> float:
@@ -130,18 +114,32 @@ def split_exactly(total: float, share: float) -> tuple[float, float]:
 def measured_models() -> tuple[Model, ...]:
     """The Muri paper's eight models, by name."""
     return tuple(
-        Model(name, int(entry["batch_size"]), tuple((int(n), _measured(name, row)) for n, row in _by_gpus(entry)))
+        Model(tuple(_measured(name, entry["batch_size"], *row) for row in sorted(entry["by_gpu_count"].items())))
         for name, entry in sorted(_table()["measured"].items())
+    )
+
+
+def _measured(name: str, batch_size: int, gpu_count: int, row: dict[str, float]) -> StageProfile:
+    load_s, preprocess_s = split_exactly(row["input_ms"] / _MS, load_share(name))
+    propagate_s, synchronize_s = row["propagate_ms"] / _MS, row["synchronize_ms"] / _MS
+    key = ProfileKey(name, batch_size, gpu_count, "gpu")
+    return StageProfile(
+        key, load_s, preprocess_s, propagate_s, synchronize_s, row["iteration_ms"] / _MS, source="import"
     )
 
 
 @cache
 def synergy_models() -> dict[str, Model]:
     """Synergy's models, measured on one GPU, by name."""
-    return {
-        name: Model(name, int(entry["batch_size"]), ((1, _synergy(entry)),))
-        for name, entry in sorted(_table()["synergy"].items())
-    }
+    models = {}
+    for name, entry in sorted(_table()["synergy"].items()):
+        load_s, preprocess_s, propagate_s, iteration_s = (
+            entry[f"{figure}_ms"] / _MS for figure in ("load", "preprocess", "propagate", "iteration")
+        )
+        key = ProfileKey(name, entry["batch_size"], 1, "gpu")
+        alone = StageProfile(key, load_s, preprocess_s, propagate_s, 0.0, iteration_s, source="import")
+        models[name] = Model((alone,))
+    return models
 
 
 @cache
@@ -156,23 +154,6 @@ def _table() -> dict[str, Any]:
     text = files(__package__).joinpath("model_profiles.yaml").read_text(encoding="utf-8")
     table: dict[str, Any] = yaml_of(text)
     return table
-
-
-def _by_gpus(entry: dict[str, Any]) -> list[tuple[int, dict[str, float]]]:
-    return sorted(entry["by_gpu_count"].items())
-
-
-def _measured(name: str, row: dict[str, float]) -> Stages:
-    load_s, preprocess_s = split_exactly(row["input_ms"] / _MS, load_share(name))
-    return Stages(
-        load_s, preprocess_s, row["propagate_ms"] / _MS, row["synchronize_ms"] / _MS, row["iteration_ms"] / _MS
-    )
-
-
-def _synergy(row: dict[str, float]) -> Stages:
-    return Stages(
-        row["load_ms"] / _MS, row["preprocess_ms"] / _MS, row["propagate_ms"] / _MS, 0.0, row["iteration_ms"] / _MS
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,57 +191,44 @@ def _synergy_figures(entry: dict[str, Any], cpus: tuple[float, ...], mem_gib: tu
 class BatchedModel(NamedTuple):
     """One of Synergy's models, with assumed memory, batch model and synchronization."""
 
-    alone: Model  # The model as measured on one GPU
+    alone: StageProfile  # As measured on one GPU
 
     @property
     def name(self) -> str:
         """Name, as Synergy's tables have it."""
-        return self.alone.name
-
-    @property
-    def gpu_mem_gib(self) -> float:
-        """Memory that it takes on each GPU."""
-        return GPU_MEM_GIB[self.name]
+        return self.alone.key.model
 
     def profile(self, gpu_count: int) -> StageProfile:
         """Its profile: each GPU does the same work, and they synchronize afterwards."""
-        alone = self._on_one
         synchronize_s = self._synchronize_s(gpu_count)
-        stages = Stages(
-            alone.load_s,
-            alone.preprocess_s,
-            alone.propagate_s,
-            synchronize_s,
-            alone.iteration_s + synchronize_s,
-            self.gpu_mem_gib,
+        return replace(
+            _on(self.alone, gpu_count),
+            synchronize_s=synchronize_s,
+            iteration_s=self.alone.iteration_s + synchronize_s,
+            gpu_mem_gib=GPU_MEM_GIB[self.name],
         )
-        return Model(self.name, self.alone.batch_size, ((gpu_count, stages),)).profile(gpu_count)
 
     def batch_on(self, gpu_count: int) -> BatchModel:
         """How its batch can be split."""
-        iteration_s, size = self._on_one.iteration_s, self.alone.batch_size
+        iteration_s, size = self.alone.iteration_s, self.alone.key.batch_size
         return BatchModel(
             size,
             FIXED_TIME_SHARE * iteration_s,
             (1 - FIXED_TIME_SHARE) * iteration_s / size,
             communicate_s=self._synchronize_s(gpu_count),
             fixed_mem_gib=FIXED_MEM_GIB,
-            mem_gib_per_sample=(self.gpu_mem_gib - FIXED_MEM_GIB) / size,
+            mem_gib_per_sample=(GPU_MEM_GIB[self.name] - FIXED_MEM_GIB) / size,
             max_accumulate_steps=min(MOST_STEPS, size),
         )
 
-    @property
-    def _on_one(self) -> Stages:
-        return self.alone.stages[0][1]
-
     def _synchronize_s(self, gpu_count: int) -> float:
-        return FIRST_SYNC_SHARE * self._on_one.iteration_s * ring_share(gpu_count)
+        return FIRST_SYNC_SHARE * self.alone.iteration_s * ring_share(gpu_count)
 
 
 @cache
 def batched_models() -> tuple[BatchedModel, ...]:
     """Synergy's models, by name."""
-    return tuple(BatchedModel(model) for model in synergy_models().values())
+    return tuple(BatchedModel(model.profile(1)) for model in synergy_models().values())
 
 
 class TrainedModel(NamedTuple):

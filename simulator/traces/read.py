@@ -8,7 +8,7 @@ from muri.profiler.records import StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.formats import Assignment, Format, Reading, assignment_of, to_trace_jobs
 from muri.simulator.traces.log_formats import HELIOS, PAI, PHILLY, SACCT, TASK_FILE
-from muri.simulator.traces.rows import BadRows, RowError, Source, TraceError, one_of, open_source, separator_hint
+from muri.simulator.traces.rows import BadRows, RowError, Source, TraceError, open_source, separator_hint
 from muri.simulator.traces.schema import MURI, MURI_PAPER, REQUIRED, SYNERGY
 from muri.text import nearest
 
@@ -96,7 +96,7 @@ def find_format(name: str) -> Format:
     if name not in FORMATS:
         near = nearest(name, FORMATS)
         hint = f" (is it {near[0]}?)" if near else ""
-        raise TraceError(f"unknown trace format {name!r}{hint}; choose one of {one_of(FORMATS)}")
+        raise TraceError(f"unknown trace format {name!r}{hint}; choose one of {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
@@ -109,14 +109,14 @@ def _checked(source: Source, wanted: Format | None) -> Format:
         if not likely:
             raise TraceError(
                 f"{source.name}:1: not a trace of a known format; name its format with --from, "
-                f"one of {one_of(FORMATS)}\n  the file starts with: {source.head[0].strip()[:60]}"
+                f"one of {', '.join(FORMATS)}\n  the file starts with: {source.head[0].strip()[:60]}"
                 f"{separator_hint(source.head[0].strip())}\n"
-                f"  a table of your own needs the columns {one_of(REQUIRED)} (docs/traces.md)"
+                f"  a table of your own needs the columns {', '.join(REQUIRED)} (docs/traces.md)"
             )
         return likely[0]
     if likely and wanted not in likely:
         raise TraceError(
-            f"{source.name}:1: not a trace of format {wanted.name}; it looks like {one_of(i.name for i in likely)}: "
+            f"{source.name}:1: not a trace of format {wanted.name}; it looks like {', '.join(i.name for i in likely)}: "
             f"try --from {likely[0].name}"
         )
     return wanted

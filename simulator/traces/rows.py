@@ -86,16 +86,11 @@ class BadRows:
         return "\n".join(lines)
 
 
-def one_of(names: Iterable[str]) -> str:
-    """A list of choices for a message."""
-    return ", ".join(names)
-
-
 def found_columns(columns: Sequence[str]) -> str:
     """The columns that a file has, cut for a message, and how they are separated where that is the trouble."""
     shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in columns[:_MOST_NAMES]]
     more = f", … ({len(columns)} columns)" if len(columns) > _MOST_NAMES else ""
-    return f"\n  the header has: {one_of(shown)}{more}{separator_hint(columns[0]) if len(columns) == 1 else ''}"
+    return f"\n  the header has: {', '.join(shown)}{more}{separator_hint(columns[0]) if len(columns) == 1 else ''}"
 
 
 def separator_hint(line: str) -> str:
@@ -272,7 +267,7 @@ def read_header(name: str, header: Sequence[str], required: Iterable[str]) -> di
     missing = [_with_nearest(column, spare) for column in wanted if column not in columns]
     if missing:
         raise TraceError(
-            f"{name}:1: missing {'column' if len(missing) == 1 else 'columns'} {one_of(missing)}"
+            f"{name}:1: missing {'column' if len(missing) == 1 else 'columns'} {', '.join(missing)}"
             f"{found_columns(columns)}"
         )
     return {column: position for position, column in enumerate(columns) if column}

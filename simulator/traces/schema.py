@@ -11,7 +11,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.formats import Format, Found, Reading, header_of, read_table
 from muri.simulator.traces.models import load_share, split_exactly, synergy_models
-from muri.simulator.traces.rows import Row, RowError, TraceError, one_of
+from muri.simulator.traces.rows import Row, RowError, TraceError
 
 _TIMES = ("iteration_s", "load_s", "preprocess_s", "propagate_s", "synchronize_s")
 
@@ -257,7 +257,7 @@ def _synergy_job(row: Row) -> TraceJob:
     models = synergy_models()
     name = row.text("model")
     if name not in models:
-        raise RowError("model", f"{name!r} is not one of Synergy's models: {one_of(models)}")
+        raise RowError("model", f"{name!r} is not one of Synergy's models: {', '.join(models)}")
     gpu_count = row.count("num_gpu", at_least=1)
     profile = models[name].profile(gpu_count)
     iterations = row.count("iterations", at_least=1)
