@@ -1,11 +1,8 @@
-"""What jobs had in earlier runs: GPU time, whoever ended these: Muri, Slurm, an administrator, a failed node. Pure.
+"""Earlier runs of jobs and the GPU time that they had, whatever ended them; and groups' runs until they are reported.
 
-Orders by attained service (2D-LAS, Tiresias) count all of it. Slurm itself keeps the start of the present run only, so
-the controller remembers runs: when they began, and their end once a job's restart count has grown. Runs that it never
-saw, as when it was stopped for long, are looked up in the accounts.
-
-It also remembers who ran beside whom, until the members' reports are written: slurmctld forgets an ended job after
-MinJobAge, which may be shorter than the time between two cycles.
+Orders by attained service (2D-LAS, Tiresias) count all runs. Slurm keeps the start of the present run only, so the
+controller remembers runs, and looks those up in the accounts that it has missed. slurmctld forgets an ended job after
+MinJobAge, which may be shorter than the time between two cycles. Pure.
 """
 
 import math
@@ -49,7 +46,7 @@ class PastRun:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is remembered of a job's runs."""
+    """The remembered runs of a job."""
 
     runs: tuple[PastRun, ...] = ()  # By number; the last one may go on
     asked: int = 0  # Restart count of the job when the accounts were asked about it; 0: never
@@ -57,24 +54,20 @@ class Service:
 
     @classmethod
     def of(cls, fact: Mapping[str, Any]) -> "Service":
-        """Read the journal's fact.
-
-        Raises:
-            KeyError, TypeError, ValueError: It is damaged.
-        """
+        """Read the journal's fact; a KeyError, TypeError or ValueError if it is damaged."""
         runs = (PastRun(int(run), float(start), int(gpus), float(end)) for run, start, gpus, end in fact["runs"])
         return cls(tuple(runs), int(fact["asked"]), float(fact["accounts_s"]))
 
     @property
     def fact(self) -> dict[str, Any]:
-        """For the journal."""
+        """Its form in the journal."""
         runs = [[run.number, run.start_s, run.gpu_count, run.end_s] for run in self.runs]
         return {"runs": runs, "asked": self.asked, "accounts_s": self.accounts_s}
 
 
 def noted(known: Mapping[int, Service], view: View) -> dict[int, Service]:
-    """Bring what is remembered up to what Slurm shows; jobs that have ended are forgotten."""
-    found: dict[int, Service] = {}
+    """Update the remembered runs with Slurm's records; jobs that have ended are forgotten."""
+    services: dict[int, Service] = {}
     for job, gpu_count in _users_jobs(view):
         service = known.get(job.job_id, Service())
         runs = [_ended(run, job) for run in service.runs if run.number <= job.restart_count]
@@ -82,8 +75,8 @@ def noted(known: Mapping[int, Service], view: View) -> dict[int, Service]:
         if at_work and job.start_s and all(run.number != job.restart_count for run in runs):
             runs.append(PastRun(job.restart_count, job.start_s, gpu_count))
         if runs or service.asked:
-            found[job.job_id] = replace(service, runs=tuple(runs))
-    return found
+            services[job.job_id] = replace(service, runs=tuple(runs))
+    return services
 
 
 def _users_jobs(view: View) -> Iterator[tuple[ManagedJob, int]]:
@@ -106,9 +99,9 @@ def _ended(run: PastRun, job: ManagedJob) -> PastRun:
 
 
 def gaps(known: Mapping[int, Service], view: View, intents: tuple[Intent, ...]) -> frozenset[int]:
-    """Return the jobs of which a run is neither remembered nor in the accounts as they were last asked."""
+    """Return the jobs with a run that is neither remembered nor in the accounts' last answer."""
     stops = _stopped_runs(intents)
-    found = set()
+    incomplete = set()
     for job, _ in _users_jobs(view):
         service = known.get(job.job_id, Service())
         numbers = {run.number for run in service.runs} | stops.get(job.job_id, {}).keys()
@@ -116,14 +109,14 @@ def gaps(known: Mapping[int, Service], view: View, intents: tuple[Intent, ...]) 
         # record may speak of billions of runs.)
         seen = sum(service.asked <= number < job.restart_count for number in numbers)
         if seen < job.restart_count - service.asked:
-            found.add(job.job_id)
-    return frozenset(found)
+            incomplete.add(job.job_id)
+    return frozenset(incomplete)
 
 
 def with_accounts(
     known: Mapping[int, Service], jobs: Iterable[int], runs: Iterable[Run], view: View
 ) -> dict[int, Service]:
-    """Add what the accounts tell of some jobs; those that they do not know are not asked about again either."""
+    """Add the accounts' records of some jobs; jobs without a record are not looked up again either."""
     elapsed_s: dict[int, float] = {}
     for run in runs:
         if run.has_ended:
@@ -138,10 +131,7 @@ def with_accounts(
 
 
 def served_gpu_s(known: Mapping[int, Service], view: View, intents: tuple[Intent, ...]) -> dict[int, float]:
-    """Return the GPU-seconds that jobs had in earlier runs, by job id; each run counts once.
-
-    What the present run has had is not in it.
-    """
+    """Return the GPU-seconds that jobs had in earlier runs, without the present one, by job id."""
     stops = _stopped_runs(intents)
     served: dict[int, float] = {}
     for job, gpu_count in _users_jobs(view):
@@ -160,36 +150,32 @@ def served_gpu_s(known: Mapping[int, Service], view: View, intents: tuple[Intent
 
 
 def had_before(gpu_s: float) -> str:
-    """Say for people how much service a job has had in earlier runs."""
+    """Describe the service of a job's earlier runs for people."""
     minutes = gpu_s / 60
-    return (
-        f"earlier runs have had {minutes:.1f} GPU minutes"
-        if minutes < 60
-        else (f"earlier runs have had {minutes / 60:.1f} GPU hours")
-    )
+    amount = f"{minutes:.1f} GPU minutes" if minutes < 60 else f"{minutes / 60:.1f} GPU hours"
+    return f"earlier runs have had {amount}"
 
 
 def saved_gpu_s(view: View, intents: tuple[Intent, ...]) -> dict[int, float]:
     """Return the GPU-seconds of runs that ended with a checkpoint because Muri stopped them, by job id.
 
-    A run that Slurm ended may have to be repeated: of a job's duration it takes nothing off.
+    A run that Slurm ended may have to be repeated, so it does not shorten the rest of a job.
     """
-    found: dict[int, float] = {}
-    for job_id, by_run in _stopped_runs(intents).items():
-        job = view.jobs.get(job_id)
-        if job is not None:
-            found[job_id] = sum(gpu_s for number, gpu_s in by_run.items() if number < job.restart_count)
-    return found
+    return {
+        job_id: sum(gpu_s for number, gpu_s in by_run.items() if number < job.restart_count)
+        for job_id, by_run in _stopped_runs(intents).items()
+        if (job := view.jobs.get(job_id)) is not None
+    }
 
 
 def _stopped_runs(intents: tuple[Intent, ...]) -> dict[int, dict[int, float]]:
     """GPU-seconds of the runs that the controller stopped, by job id and number of the run."""
-    found: dict[int, dict[int, float]] = {}
+    stops: dict[int, dict[int, float]] = {}
     for intent in intents:
         if intent.kind == PREEMPT and intent.state != "abandoned":
-            told = intent.payload
-            found.setdefault(int(told["job_id"]), {})[int(told["run"])] = float(told["served_gpu_s"])
-    return found
+            stop = intent.payload
+            stops.setdefault(int(stop["job_id"]), {})[int(stop["run"])] = float(stop["served_gpu_s"])
+    return stops
 
 
 class Standing(StrEnum):
@@ -197,7 +183,7 @@ class Standing(StrEnum):
 
     OPEN: it has not ended, or not for long enough.
     COUNTED: it is part of the metrics; its report has yet to be written.
-    CLOSED: nothing is left to do, or there is nothing to report, such as of a member that left its group.
+    CLOSED: its report is written, or there is none, such as of a member that left its group.
     """
 
     OPEN = "open"
@@ -214,10 +200,10 @@ class MemberRun:
     speed: float = 0.0  # Planned speed, 1 = as fast as alone; 0 when not known
     start_s: float = 0.0  # When it started, seconds since the epoch; 0 before
     end_s: float = 0.0  # When it ended or left; 0 before
-    measured: MemberReport | None = None  # What the runtime last reported of it
+    measured: MemberReport | None = None  # The runtime's last report of it
     admin_comment: str = ""  # Its AdminComment, once it has ended
     standing: Standing = Standing.OPEN  # How far its accounts are
-    name: str = ""  # What Slurm's commands call it, "" for its job id
+    name: str = ""  # Its name in Slurm's commands, "" for its job id
 
     def report(self, group: "GroupRun", gpu_s: float) -> SharingReport:
         """Return the report of a run that has ended."""
@@ -243,11 +229,11 @@ class GroupRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all reports are written."""
         return bool(self.end) and all(member.standing is Standing.CLOSED for member in self.members)
 
     def due(self, now_s: float, telemetry_s: float) -> list[MemberRun]:
-        """Return the members whose run is over, and known in full."""
+        """Return the members whose run has ended, with all its figures."""
         running = any(member.start_s and not member.end_s for member in self.members)
         return [
             member
@@ -264,11 +250,12 @@ class GroupRun:
 
     def spans(self, now_s: float) -> dict[int, Span]:
         """Return when each member ran, by job id; those that run until now."""
-        return {each.job_id: (each.start_s, each.end_s or now_s) for each in self.members if each.start_s}
+        return {member.job_id: (member.start_s, member.end_s or now_s) for member in self.members if member.start_s}
 
     def with_member(self, changed: MemberRun) -> "GroupRun":
         """Return the group with one member's run replaced."""
-        return replace(self, members=tuple(changed if each.job_id == changed.job_id else each for each in self.members))
+        members = (changed if member.job_id == changed.job_id else member for member in self.members)
+        return replace(self, members=tuple(members))
 
 
 Ledger = Mapping[int, GroupRun]
@@ -276,7 +263,7 @@ Ledger = Mapping[int, GroupRun]
 
 
 def updated(ledger: Ledger, view: View, intents: tuple[Intent, ...], since_s: float) -> dict[int, GroupRun]:
-    """Bring the ledger up to what Slurm shows."""
+    """Update the ledger with Slurm's records."""
     starts = groups_by_pilot(intents)
     pilots = {job.job_id for job in view.having(Role.PILOT)}
     begun = {pilot for pilot, intent in starts.items() if intent.state != "abandoned" and intent.begun_s >= since_s}
@@ -288,26 +275,21 @@ def _group(run: GroupRun, view: View, start: Intent | None) -> GroupRun:
     pilot = view.jobs.get(run.pilot)
     known = {member.job_id: member for member in run.members}
     for planned in start.payload["members"] if start is not None else ():
-        job_id = int(planned["job_id"])
-        known.setdefault(job_id, _planned(job_id, planned))
+        job_id, speed = int(planned["job_id"]), float(planned.get("speed") or 0.0)
+        solo_s = 0.0 if planned.get("estimated") else float(planned.get("solo_iteration_s") or 0.0)
+        known.setdefault(job_id, MemberRun(job_id, solo_s, speed))
     for job_id in pilot.pilot_tag.members if pilot is not None and pilot.pilot_tag is not None else ():
         known.setdefault(job_id, MemberRun(job_id))  # the journal was lost
     speeds = None if pilot is None else pilot.reports.speeds
     measured = {job_id: member_report(speeds, job_id) for job_id in known}
     members = (
-        _member(each if measured[each.job_id] is None else replace(each, measured=measured[each.job_id]), run, view)
-        for each in known.values()
+        _member(replace(member, measured=measured[member.job_id] or member.measured), run, view)
+        for member in known.values()
     )
-    seen = run if pilot is None else _seen(run, pilot)
-    return replace(seen, members=tuple(members))
+    return replace(run if pilot is None else _with_pilot(run, pilot), members=tuple(members))
 
 
-def _planned(job_id: int, planned: Mapping[str, Any]) -> MemberRun:
-    known = 0.0 if planned.get("estimated") else planned.get("solo_iteration_s")
-    return MemberRun(job_id, float(known or 0.0), float(planned.get("speed") or 0.0))
-
-
-def _seen(run: GroupRun, pilot: ManagedJob) -> GroupRun:
+def _with_pilot(run: GroupRun, pilot: ManagedJob) -> GroupRun:
     run = replace(run, gpu_count=pilot.gpu_count or run.gpu_count, start_s=pilot.start_s or run.start_s)
     if pilot.state is JobState.PENDING:
         return replace(run, start_s=0.0)  # Slurm shows when it expects to start it
@@ -334,14 +316,14 @@ def _member(member: MemberRun, run: GroupRun, view: View) -> MemberRun:
 
 
 def _left(member: MemberRun, now_s: float) -> MemberRun:
-    """It goes on elsewhere, and how much of this run that needs again is not known: nothing is reported."""
+    """Close a run without a report: the member goes on elsewhere, and how much it has to repeat is unknown."""
     end_s = now_s if member.start_s else 0.0
     return replace(member, end_s=end_s, standing=Standing.CLOSED)
 
 
 def _member_ended(member: MemberRun, job: Job) -> MemberRun:
     if not job.start_s or job.end_s <= job.start_s:
-        return replace(member, standing=Standing.CLOSED)  # cancelled before it ran
+        return replace(member, standing=Standing.CLOSED)  # canceled before it ran
     return replace(member, start_s=job.start_s, end_s=job.end_s, admin_comment=job.admin_comment)
 
 
@@ -366,7 +348,7 @@ def _profiled(member: MemberRun, run: GroupRun, view: View, knowledge: Knowledge
 
 
 def forgotten(ledger: Ledger, view: View) -> set[int]:
-    """Return jobs whose ends are not known and that slurmctld has forgotten: the accounts may know them."""
+    """Return jobs that slurmctld has forgotten without a known end; the accounts may have it."""
     return {
         job_id
         for run in ledger.values()
@@ -379,25 +361,27 @@ def forgotten(ledger: Ledger, view: View) -> set[int]:
 
 
 def looked_up(ledger: Ledger, lost: Iterable[int], runs: Iterable[Run], now_s: float) -> dict[int, GroupRun]:
-    """Complete the ledger by what the accounts say of forgotten jobs; one that they do not know either is given up."""
+    """Complete the ledger by the accounts' records of forgotten jobs; a job without a record is given up."""
     last = {run.job_id: run for run in runs if run.has_ended}
     wanted = set(lost)
 
-    def member(each: MemberRun, pilot: int) -> MemberRun:
-        if each.job_id not in wanted:
-            return each
-        run = last.get(each.job_id)
+    def completed(member: MemberRun, pilot: int) -> MemberRun:
+        if member.job_id not in wanted:
+            return member
+        run = last.get(member.job_id)
         if run is None or run.pilot != pilot or run.end_s <= run.start_s:
-            return _left(each, now_s)
-        return replace(each, start_s=float(run.start_s), end_s=float(run.end_s), admin_comment=run.admin_comment)
+            return _left(member, now_s)
+        return replace(member, start_s=float(run.start_s), end_s=float(run.end_s), admin_comment=run.admin_comment)
 
-    def group(each: GroupRun) -> GroupRun:
-        if each.pilot in wanted:
-            run = last.get(each.pilot)
-            gpu_count = each.gpu_count if run is None else run.gpu_count
-            start_s, end_s = (each.start_s, now_s) if run is None else run.span
-            end = "unknown" if run is None else run.state.lower()
-            each = replace(each, gpu_count=gpu_count, start_s=start_s, end_s=end_s, end=end)
-        return replace(each, members=tuple(member(one, each.pilot) for one in each.members))
-
-    return {pilot: group(run) for pilot, run in ledger.items()}
+    groups: dict[int, GroupRun] = {}
+    for pilot, group in ledger.items():
+        members = tuple(completed(member, pilot) for member in group.members)
+        groups[pilot] = replace(group, members=members)
+        if pilot in wanted and (run := last.get(pilot)) is not None:
+            start_s, end_s = run.span
+            groups[pilot] = replace(
+                groups[pilot], gpu_count=run.gpu_count, start_s=start_s, end_s=end_s, end=run.state.lower()
+            )
+        elif pilot in wanted:
+            groups[pilot] = replace(groups[pilot], end_s=now_s, end="unknown")
+    return groups

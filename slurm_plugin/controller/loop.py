@@ -197,7 +197,7 @@ def run_on_events(cycle: Callable[[], None], stop: Waitable, bell: Bell, clock: 
 
 
 def _attempt(cycle: Callable[[], object]) -> bool:
-    """Run a cycle; log its failure, if it is no AnotherControllerError. Return whether it finished."""
+    """Run a cycle; log its failure, unless another controller is at work. Return whether it finished."""
     try:
         cycle()
     except AnotherControllerError:
