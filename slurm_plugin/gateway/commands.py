@@ -22,8 +22,7 @@ from muri.slurm_plugin.gateway.base import (
     passing_over,
 )
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
-from muri.slurm_plugin.gateway.job_details import DetailsReader
-from muri.slurm_plugin.gateway.queue_reader import ArrayRecords, QueueReader, read_tagged_jobs
+from muri.slurm_plugin.gateway.queue_reader import ArrayRecords, DetailsReader, QueueReader, read_tagged_jobs
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.squeue import known_fields
 from muri.slurm_plugin.gateway.submit_as import Submissions

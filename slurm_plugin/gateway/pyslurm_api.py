@@ -25,8 +25,8 @@ from muri.slurm_plugin.gateway.base import (
     slurm_error,
 )
 from muri.slurm_plugin.gateway.commands import CommandGateway
-from muri.slurm_plugin.gateway.job_details import DetailsReader, untold
 from muri.slurm_plugin.gateway.pyslurm_records import Libslurm, change_fields, has_request, job_record
+from muri.slurm_plugin.gateway.queue_reader import DetailsReader, untold
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.tables import nodes_of_table
 from muri.slurm_plugin.gateway.text_fields import read_each

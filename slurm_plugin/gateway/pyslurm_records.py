@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.gateway.job_details import (
+from muri.slurm_plugin.gateway.queue_reader import wants_details
+from muri.slurm_plugin.gateway.slurm_commands import decoded
+from muri.slurm_plugin.gateway.text_fields import (
     FIELDS,
     NO_DETAILS,
     JobDetails,
     Request,
     said,
     special_options,
-    wants_details,
 )
-from muri.slurm_plugin.gateway.slurm_commands import decoded
 from muri.slurm_plugin.records.cluster import Job, JobChange
 from muri.slurm_plugin.records.limits import PartitionLimits
 

@@ -1,13 +1,18 @@
 """Reads the queue through squeue; where it prints too much or takes too long, job by job in halves.
 
+scontrol adds the details of jobs with Muri's tag. It prints a job as `name=value`, with users' texts among them. A user
+can add to the apparent request of his own job, and nothing to another's: jobs are told apart by lines that begin with
+"JobId=", and one that two of them name is asked for by itself.
+
 `read_tagged_jobs` reads ids, owners, states and tags of Muri's jobs and nothing else, for `muri drain` when everything
 else is broken.
 """
 
 import logging
+import random
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -20,11 +25,11 @@ from muri.slurm_plugin.gateway.base import (
     SlurmUnreachableError,
     TooLongAnswerError,
 )
-from muri.slurm_plugin.gateway.job_details import DetailsReader, untold, wants_details
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded
 from muri.slurm_plugin.gateway.squeue import FieldReader, job_of, known_fields
-from muri.slurm_plugin.gateway.text_fields import read_each
+from muri.slurm_plugin.gateway.text_fields import JobDetails, details_of, read_each
 from muri.slurm_plugin.records.cluster import Job, Snapshot, Unreadable
+from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
 from muri.slurm_plugin.records.limits import PartitionLimits
 
 log = logging.getLogger(__name__)
@@ -34,6 +39,14 @@ _PARTS_WITHIN_S: Final = 240.0
 
 _DETAILS_BELONG_TO: Final = ("MinMemory", "NumCPUs", "NumNodes")
 """When one of these figures changes, a job's details are asked for anew: they tell what the first is for."""
+
+#: So many jobs are asked for one by one, each a small RPC; more of them together with all others.
+_FEW: Final = 8
+
+#: So many are asked for one by one at the most, where all together say too much, or texts pretend to be jobs.
+_MOST_ALONE: Final = 1000
+
+_BEGIN: Final = re.compile(rb"^JobId=([1-9][0-9]{0,9}) ", re.MULTILINE)
 
 # Without --array squeue shows tasks that have records of their own as one with those that wait beside them.
 ASK: Final = ["squeue", "--all", "--array", "--states=all", "--noheader", "--noconvert"]
@@ -64,6 +77,93 @@ class ArrayRecords:
         """Return the job under whose id slurmctld keeps a record's script and environment: tasks have their array's."""
         job = self._jobs.get(job_id)
         return job_id if job is None else job.array_job_id
+
+
+Show = Callable[[int], bytes | bytearray]
+"""Returns Slurm's text of one job, or of all for 0."""
+
+
+def untold(wanted: Iterable[int], told: Mapping[int, JobDetails]) -> list[Unreadable]:
+    """Return the jobs that have to wait because their details are unknown."""
+    return [Unreadable(job_id, "Slurm did not tell all it asks for") for job_id in wanted if job_id not in told]
+
+
+def wants_details(admin_comment: str, state: str) -> bool:
+    """Whether the details of a job with that AdminComment and Slurm state count: Muri may start it, or has done so."""
+    # The first test spares most texts the second.
+    tagged = REQUEST_PREFIX in admin_comment and token(admin_comment, REQUEST_PREFIX) is not None
+    return tagged and text_fields.job_state((state,)).is_active
+
+
+class DetailsReader:
+    """Keeps the details of jobs as long as they are wanted; each is asked for once.
+
+    Args:
+        show: Asks Slurm.
+    """
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+        self._kept: dict[int, tuple[object, JobDetails]] = {}
+
+    def read(self, wanted: Mapping[int, object]) -> Mapping[int, JobDetails]:
+        """Return the known details of jobs; one that cannot be read now is missing.
+
+        Args:
+            wanted: The jobs, each with a value; where that differs from the last time, they are asked for anew.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        self._kept = {job_id: self._kept[job_id] for job_id in wanted if job_id in self._kept}
+        new = sorted(job_id for job_id, of in wanted.items() if job_id not in self._kept or self._kept[job_id][0] != of)
+        for job_id, text in self._texts(new):
+            self._kept[job_id] = wanted[job_id], details_of(text)
+        return {job_id: details for job_id, (_, details) in self._kept.items()}
+
+    def _texts(self, job_ids: Collection[int]) -> Iterator[tuple[int, str]]:
+        alone = list(job_ids)
+        if len(job_ids) > _FEW:
+            together = self._together()
+            found = {job_id: together[job_id] for job_id in job_ids if len(together.get(job_id, ())) == 1}
+            yield from ((job_id, decoded(texts[0])) for job_id, texts in found.items())
+            alone = [job_id for job_id in job_ids if job_id not in found]
+        if len(alone) > _MOST_ALONE:
+            log.warning(
+                "texts of users pretend to be %d other jobs, or all jobs say too much: %d requests are read now",
+                len(alone),
+                _MOST_ALONE,
+            )
+            # Others each time, so that no user's text keeps a job waiting.
+            alone = sorted(random.sample(alone, _MOST_ALONE))
+        for job_id in alone:
+            if text := self._alone(job_id):
+                yield job_id, text
+
+    def _together(self) -> Mapping[int, list[bytes]]:
+        """Return the texts of all jobs, more than one for a job where a user's text pretends to be another job."""
+        try:
+            text = self._show(0)
+        except TooLongAnswerError as error:
+            log.warning("jobs are asked for one by one: %s", error)
+            return {}
+        begins = [(int(match[1]), match.start()) for match in _BEGIN.finditer(text)]
+        ends = [start for _, start in begins[1:]] + [len(text)]
+        texts: dict[int, list[bytes]] = {}
+        for (job_id, start), end in zip(begins, ends, strict=True):
+            texts.setdefault(job_id, []).append(bytes(text[start:end]))
+        return texts
+
+    def _alone(self, job_id: int) -> str:
+        try:
+            return decoded(self._show(job_id))
+        except SlurmUnreachableError:
+            raise
+        except NoSuchJobError:
+            return ""
+        except GatewayError as error:
+            log.warning("cannot learn all that job %d asks for: %s", job_id, error)
+            return ""
 
 
 class Queue(NamedTuple):

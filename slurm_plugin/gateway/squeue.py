@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-from muri.slurm_plugin.gateway import job_details, text_fields
+from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.gateway.job_details import NO_DETAILS, JobDetails, Request, said, special_options
 from muri.slurm_plugin.gateway.slurm_commands import decoded
+from muri.slurm_plugin.gateway.text_fields import NO_DETAILS, JobDetails, Request, said, special_options
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.limits import PartitionLimits
 
@@ -30,7 +30,7 @@ _FIELDS: Final = (
 )  # fmt: skip
 """Of every job. `tres-alloc` of a pending job holds its request."""
 
-_OPTIONS: Final = {each.squeue: name for name, each in job_details.FIELDS.items() if each.squeue}
+_OPTIONS: Final = {each.squeue: name for name, each in text_fields.FIELDS.items() if each.squeue}
 """Fields of options that few jobs are submitted with, and their names in `Request.values`."""
 
 _NEWER_FIELDS: Final = ("ExcNodes", "ContainerID", "SegmentSize", "Exclusive")

@@ -25,6 +25,22 @@ log = logging.getLogger(__name__)
 
 Record = TypeVar("Record")
 
+#: Node states and flags under which no new job starts there, whatever it asks for. Reservations are not among them:
+#: their own jobs start on nodes that are RESERVED or in MAINT.
+_CLOSED_NODE_WORDS: Final = frozenset(
+    {
+        "BLOCKED", "CLOUD_DOWN", "DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE",
+        "INVAL", "INVALID", "INVALID_REG", "NOT_RESPONDING", "NO_RESPOND", "POWERING_DOWN", "POWER_DOWN",
+        "POWER_DRAIN", "REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "UNKNOWN",
+    }
+)  # fmt: skip
+_OPEN_NODE_STATES: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED"})
+#: The one-letter suffixes of a node state, see the section "NODE STATE CODES" of sinfo's manual.
+_NODE_SUFFIXES: Final = {
+    "*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^": "REBOOT", "%": "POWERING_DOWN",
+    "!": "POWERING_DOWN", "~": "POWERED_DOWN", "#": "POWERING_UP", "-": "PLANNED",
+}  # fmt: skip
+
 _NODE_NAMES: Final = (
     "NodeName", "State", "CPUAlloc", "CPUEfctv", "CPUTot", "Gres", "GresUsed", "Partitions", "RealMemory",
     "MemSpecLimit", "AllocMem", "ThreadsPerCore", "AvailableFeatures",
@@ -53,11 +69,26 @@ def _readable(kind: str, table: str, begin: str, read: Callable[[str], Record]) 
                 log.warning("a %s is left out, for its record cannot be read: %r; in %.200r", kind, error, line)
 
 
+def node_words(text: str) -> list[str]:
+    """Split a node's state such as "IDLE+DRAIN*" into words, suffix signs spelled out."""
+    words = []
+    for part in text.upper().split("+"):
+        bare = part.rstrip("".join(_NODE_SUFFIXES))
+        words += [bare, *(_NODE_SUFFIXES[sign] for sign in part[len(bare) :])]
+    return [word for word in words if word]
+
+
+def node_usable(words: Iterable[str]) -> bool:
+    """Whether new jobs can start on a node in this state."""
+    names = [word.upper() for word in words]
+    return bool(_OPEN_NODE_STATES.intersection(names)) and not _CLOSED_NODE_WORDS.intersection(names)
+
+
 def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
     # Free text such as Reason= comes last and can't replace a field.
     fields: dict[str, str] = dict(reversed(_NODE_FIELD.findall(line)))
     cpus_allocated = int(fields["CPUAlloc"])
-    state = text_fields.node_words(fields["State"])
+    state = node_words(fields["State"])
     cpu_count = int(fields.get("CPUEfctv", fields["CPUTot"]))
     if 0 < cpus_allocated < cpu_count:
         # Slurm leaves it to its clients to say so of a node with some CPUs free.
@@ -66,7 +97,7 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
     name, mem_mib = fields["NodeName"], int(fields.get("RealMemory", 0))  # Slurm has 1 MiB where none is configured
     return Node(
         name=name,
-        usable=text_fields.node_usable(state),
+        usable=node_usable(state),
         state="+".join(state),
         partitions=partitions.get(name) or tuple(sorted(_listed(fields.get("Partitions", "")))),
         cpu_count=cpu_count,
@@ -78,7 +109,7 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         mem_allocated_mib=int(fields.get("AllocMem", 0)),
         threads_per_core=max(1, int(fields.get("ThreadsPerCore", 1))),
         features=tuple(_listed(fields.get("AvailableFeatures", ""))),
-        gpus_in_use=text_fields.indices_in(fields.get("GresUsed", "")),
+        gpus_in_use=indices_in(fields.get("GresUsed", "")),
     )
 
 
@@ -94,8 +125,24 @@ A user's own texts could hold the same words, so the number of GPUs is compared 
 
 _AT_WORK: Final = (" JobState=RUNNING ", " JobState=SUSPENDED ", " JobState=COMPLETING ")
 
+_MOST_DEVICES: Final = 64
+
 Held = tuple[str, tuple[int, ...]]
 """A folded host list, and Slurm's indices of the GPUs that a job has on each of these nodes."""
+
+
+def indices_in(gres_used: str) -> tuple[int, ...]:
+    """Return the indices of the GPUs in use, of a node's GresUsed such as "gpu:a100:2(IDX:0,3),muri:1".
+
+    Slurm shows them for GPUs with files; "N/A" stands for none.
+    """
+    found: set[int] = set()
+    for listed in re.findall(r"(?:^|,)gpu(?::[^,():]+)*(?::\d+)?\(IDX:([0-9,-]+)\)", gres_used):
+        for part in listed.split(","):
+            first, _, last = part.partition("-")
+            if first.isdecimal() and (not last or last.isdecimal()):
+                found.update(range(int(first), min(int(last or first), int(first) + _MOST_DEVICES) + 1))
+    return tuple(sorted(found))
 
 
 def read_gpus_in_use(commands: SlurmCommands) -> tuple[Held, ...]:
@@ -112,7 +159,7 @@ def held_in(text: str) -> Iterator[Held]:
     """Read the output of `scontrol --details --oneliner show job`."""
     for line in text.split("\n"):
         if any(state in line for state in _AT_WORK):
-            found = ((nodes, text_fields.indices_in(gres)) for nodes, gres in _SHARE.findall(line))
+            found = ((nodes, indices_in(gres)) for nodes, gres in _SHARE.findall(line))
             yield from ((nodes, indices) for nodes, indices in found if indices)
 
 

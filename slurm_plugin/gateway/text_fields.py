@@ -1,13 +1,19 @@
-"""Slurm's small notations and its records, read alike for both gateways: states, GRES, dependencies, numbers."""
+"""Slurm's notations and requests, read alike for both gateways; options that Muri does not carry over.
+
+Both gateways bring a job's record into one form, `Request`, so that they agree on its options; its names are those of
+`squeue --json`.
+"""
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState, Unreadable
+from muri.slurm_plugin.records.limits import WAYS
 from muri.units import GIB, KIB, MIB, whole_minutes
 
 #: When a requeued job may start again. Up to 24.11 at least, a node takes a run that begins in the second of the
@@ -29,22 +35,6 @@ _SHOWN_FLAGS: Final[Mapping[str, JobState]] = {
     "REVOKED": JobState.CANCELLED,
 }
 
-#: Node states and flags under which no new job starts there, whatever it asks for. Reservations are not among them:
-#: their own jobs start on nodes that are RESERVED or in MAINT.
-_CLOSED_NODE_WORDS: Final = frozenset(
-    {
-        "BLOCKED", "CLOUD_DOWN", "DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE",
-        "INVAL", "INVALID", "INVALID_REG", "NOT_RESPONDING", "NO_RESPOND", "POWERING_DOWN", "POWER_DOWN",
-        "POWER_DRAIN", "REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "UNKNOWN",
-    }
-)  # fmt: skip
-_OPEN_NODE_STATES: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED"})
-#: The one-letter suffixes of a node state, see the section "NODE STATE CODES" of sinfo's manual.
-_NODE_SUFFIXES: Final = {
-    "*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^": "REBOOT", "%": "POWERING_DOWN",
-    "!": "POWERING_DOWN", "~": "POWERED_DOWN", "#": "POWERING_UP", "-": "PLANNED",
-}  # fmt: skip
-
 _GRES: Final = re.compile(
     r"^(?:gres[:/])?(?P<name>[^:/=(]+)(?::(?P<type>[A-Za-z_][^:=(]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGT]?))?$"
 )
@@ -63,8 +53,6 @@ _UNITS: Final = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": KIB * GIB}
 
 _LONGEST_KEPT: Final = 16 * 1024
 """Characters. Slurm takes a submit line of 1 MiB, and each record of each job is in memory at once."""
-
-_MOST_DEVICES: Final = 64
 
 
 def waiting_tasks(text: str) -> str:
@@ -95,21 +83,6 @@ def job_state(words: Iterable[str]) -> JobState:
         return JobState.COMPLETING
     shown = [_SHOWN_FLAGS[name] for name in names if name in _SHOWN_FLAGS]
     return next(iter(shown + [JobState[name] for name in names if name in JobState.__members__]), JobState.UNKNOWN)
-
-
-def node_words(text: str) -> list[str]:
-    """Split a node's state such as "IDLE+DRAIN*" into words, suffix signs spelled out."""
-    words = []
-    for part in text.upper().split("+"):
-        bare = part.rstrip("".join(_NODE_SUFFIXES))
-        words += [bare, *(_NODE_SUFFIXES[sign] for sign in part[len(bare) :])]
-    return [word for word in words if word]
-
-
-def node_usable(words: Iterable[str]) -> bool:
-    """Whether new jobs can start on a node in this state."""
-    names = [word.upper() for word in words]
-    return bool(_OPEN_NODE_STATES.intersection(names)) and not _CLOSED_NODE_WORDS.intersection(names)
 
 
 def mem_of_cpus_mib(mem_per_cpu_mib: int, cpu_count: int, node_count: int) -> int:
@@ -246,20 +219,6 @@ def first_partition(text: str | None) -> str:
     return (text or "").split(",")[0]
 
 
-def indices_in(gres_used: str) -> tuple[int, ...]:
-    """Return the indices of the GPUs in use, of a node's GresUsed such as "gpu:a100:2(IDX:0,3),muri:1".
-
-    Slurm shows them for GPUs with files; "N/A" stands for none.
-    """
-    found: set[int] = set()
-    for listed in re.findall(r"(?:^|,)gpu(?::[^,():]+)*(?::\d+)?\(IDX:([0-9,-]+)\)", gres_used):
-        for part in listed.split(","):
-            first, _, last = part.partition("-")
-            if first.isdecimal() and (not last or last.isdecimal()):
-                found.update(range(int(first), min(int(last or first), int(first) + _MOST_DEVICES) + 1))
-    return tuple(sorted(found))
-
-
 _BROKEN_RECORD: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of reading a record of an unexpected form."""
 
@@ -284,3 +243,202 @@ def read_each(
         except _BROKEN_RECORD as error:
             unreadable.append(Unreadable(job_id(record), f"its record cannot be read: {error!r}"))
     return found, unreadable
+
+
+class Field(NamedTuple):
+    """A part of a request that an option sets; "" where a source does not show it."""
+
+    option: str
+    squeue: str = ""  # Field of `squeue --Format`
+    scontrol: str = ""  # Name in `scontrol show job`
+    pyslurm: str = ""  # Attribute of `pyslurm.Job`
+
+
+FIELDS: Final[Mapping[str, Field]] = {
+    "burst_buffer": Field("--bb", "BurstBuffer", "", "burst_buffer"),
+    "cluster_features": Field("--cluster-constraint", "ClusterFeature", "", "cluster_constraints"),
+    "container": Field("--container", "Container", "", "container"),
+    "container_id": Field("--container-id", "ContainerID", "", "container_id"),
+    "contiguous": Field("--contiguous", "Contiguous", "", "requires_contiguous_nodes"),
+    "core_spec": Field("--core-spec", "CoreSpec"),
+    "cores_per_socket": Field("--cores-per-socket", "Cores", "", "cores_per_socket"),
+    "cpu_frequency_governor": Field("--cpu-freq", "", "Governor", "cpu_frequency_governor"),
+    "cpu_frequency_maximum": Field("--cpu-freq", "", "CPU_max_freq", "cpu_frequency_max"),
+    "cpu_frequency_minimum": Field("--cpu-freq", "", "CPU_min_freq", "cpu_frequency_min"),
+    "deadline": Field("--deadline", "Deadline", "", "deadline"),
+    "extra": Field("--extra", "", "Extra", "extra"),
+    "mcs_label": Field("--mcs-label"),
+    "minimum_tmp_disk_per_node": Field("--tmp", "MinTmpDisk", "", "temporary_disk_per_node"),
+    "network": Field("--network", "Network", "", "network"),
+    "prefer": Field("--prefer", "Prefer", "", "preferred_features"),
+    "reboot": Field("--reboot", "Reboot", "", "requires_node_reboot"),
+    "required_switches": Field("--switches", "ReqSwitch", "", "required_switches"),
+    "segment_size": Field("--segment", "SegmentSize", "", "segment_size"),
+    "sockets_per_node": Field("--sockets-per-node", "Sockets", "", "sockets_per_node"),
+    "tasks_per_board": Field("--ntasks-per-board", "NTPerBoard", "", "ntasks_per_board"),
+    "tasks_per_core": Field("--ntasks-per-core", "NTPerCore", "", "ntasks_per_core"),
+    "tasks_per_socket": Field("--ntasks-per-socket", "NTPerSocket", "", "ntasks_per_socket"),
+    "tasks_per_tres": Field("--ntasks-per-gpu", "", "NtasksPerTRES", "ntasks_per_gpu"),
+    "threads_per_core": Field("--threads-per-core", "Threads", "", "threads_per_core"),
+    "time_minimum": Field("--time-min", "MinTime", "", "time_limit_min"),
+    "tres_bind": Field("--gpu-bind", "tres-bind", "TresBind"),
+    "tres_freq": Field("--gpu-freq", "tres-freq", "TresFreq"),
+}
+"""Fields of a request that are empty unless an option set them."""
+
+_OPTION_OF_SHARING: Final[Mapping[str, str]] = {
+    "none": "--exclusive",
+    "user": "--exclusive=user",
+    "mcs": "--exclusive=mcs",
+    "topo": "--exclusive=topo",
+    "oversubscribe": "--oversubscribe",
+    "shared": "--oversubscribe",
+}
+
+_OPTION_OF_FLAG: Final[Mapping[str, str]] = {
+    "CONSOLIDATE_SEGMENTS": "--consolidate-segments",
+    "GRES_BINDING_ENFORCED": "--gres-flags",
+    "GRES_ENFORCE_BIND": "--gres-flags",
+    "SPREAD_JOB": "--spread-job",
+    "SPREAD_SEGMENTS": "--spread-segments",
+}
+
+_GRES_FIELDS: Final = ("tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket")
+
+Said = tuple[tuple[str, str], ...]
+"""Names of fields that are set, and their texts where these count."""
+
+
+def said(values: Mapping[str, object]) -> Said:
+    """Bring fields into the form of `Request`; of most it counts only that they are set."""
+    return tuple((name, "" if name in FIELDS else str(value)) for name, value in values.items() if value)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """All that tells which options a job was submitted with; many jobs have the same. 0 stands for not set."""
+
+    values: Said = ()
+    sharing: tuple[str, ...] = ()  # How it shares nodes, in words of `_OPTION_OF_SHARING`
+    flags: tuple[str, ...] = ()
+    partition: str = ""  # Names of the partitions asked for
+    wckey: str = ""  # Workload characterization key; Slurm marks a default one with an asterisk
+    node_count: int = 1  # The least number of nodes
+    max_nodes: int = 0
+    task_count: int = 1
+    tasks_per_node: int = 0
+    cpu_count: int = 1  # CPUs of the whole job
+    cpus_per_task: int = 1
+    min_cpus_per_node: int = 0
+    all_mem: bool = False  # It asks for all memory of its nodes
+
+
+@lru_cache(maxsize=4096)
+def special_options(request: Request) -> tuple[str, ...]:
+    """Return the names of options that Muri does not carry over, in alphabetical order."""
+    return tuple(sorted({*_of_fields(request), *_of_counts(request), *_of_gpus(request)}))
+
+
+def _of_fields(request: Request) -> Iterator[str]:
+    yield from (FIELDS[name].option for name, _ in request.values if name in FIELDS)
+    yield from (_OPTION_OF_SHARING[word] for word in request.sharing if word in _OPTION_OF_SHARING)
+    yield from (_OPTION_OF_FLAG[word] for word in request.flags if word in _OPTION_OF_FLAG)
+    if "," in request.partition:
+        yield "--partition"
+    if request.wckey.strip("*") and not request.wckey.startswith("*"):
+        yield "--wckey"
+
+
+def _of_counts(request: Request) -> Iterator[str]:
+    # Without --nodes Slurm itself allows as many nodes as there are tasks.
+    if request.max_nodes > request.node_count and request.max_nodes != request.task_count:
+        yield "--nodes"
+    if request.task_count > request.cpu_count:
+        yield "--overcommit"
+    if request.min_cpus_per_node > request.cpus_per_task * max(1, request.tasks_per_node):
+        yield "--mincpus"
+    if request.all_mem:
+        yield "--mem"  # --mem=0
+
+
+def _of_gpus(request: Request) -> Iterator[str]:
+    values = dict(request.values)
+    counts = {name: gres_counts(values.get(name, "")) for name in _GRES_FIELDS}
+    if request_text(counts["tres_per_node"]) in WAYS:
+        counts["tres_per_node"] = {}  # a member's: Muri has taken its GPUs away
+    options = {"tres_per_job": "--gpus", "tres_per_task": "--gpus-per-task", "tres_per_socket": "--gpus-per-socket"}
+    yield from (option for name, option in options.items() if any(_is_gpu(key) for key in counts[name]))
+    kinds = {key for each in counts.values() for key in each}
+    if any(not _is_gpu(kind) for kind in kinds) or len(kinds) > 1:
+        yield "--gres"
+    for name, option in (("cpus_per_tres", "--cpus-per-gpu"), ("memory_per_tres", "--mem-per-gpu")):
+        # The partition's own default stands there as "gpu:3", what was asked for as "gres/gpu:3" or "gres:gpu:3".
+        if re.match("gres[:/]", values.get(name, "")):
+            yield option
+
+
+def _is_gpu(kind: str) -> bool:
+    return kind == "gpu" or kind.startswith("gpu:")
+
+
+_SUBMIT_LINE: Final = re.compile(r" SubmitLine=(.*?) WorkDir=/", re.DOTALL)
+_REQUESTED: Final = re.compile(r" ReqTRES=(\S+)")
+_THROTTLE: Final = re.compile(r"^JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d+) ", re.MULTILINE)
+_EXCLUDED: Final = re.compile(r" ExcNodeList=(\S+)")
+
+_FLAGS: Final[Mapping[str, str]] = {
+    " GresEnforceBind=": "GRES_ENFORCE_BIND",
+    " SpreadJob=Yes": "SPREAD_JOB",
+    " SpreadSegments=Yes": "SPREAD_SEGMENTS",
+    " ConsolidateSegments=Yes": "CONSOLIDATE_SEGMENTS",
+}
+
+_OPTIONS: Final[Mapping[str, str]] = {field.scontrol: name for name, field in FIELDS.items() if field.scontrol} | {
+    "TresPerJob": "tres_per_job",
+    "TresPerSocket": "tres_per_socket",
+    "CpusPerTres": "cpus_per_tres",
+    "MemPerTres": "memory_per_tres",
+}
+
+_OPTION: Final = re.compile(rf" ({'|'.join(_OPTIONS)})=(?!\(null\)|N/A)(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """The text of `scontrol show job` about one job's request."""
+
+    submit_line: str = ""  # "" where Slurm does not keep it
+    excluded_nodes: str = ""
+    mem_per_cpu: bool = False  # Memory was asked for each CPU
+    all_mem: bool = False  # It asked for no figure of memory, which stands for all of a node's
+    array_limit: int = 0  # How many of its array's tasks may run at once, 0 for any number
+    mem_mib: int = 0  # All memory that it asks for
+    flags: tuple[str, ...] = ()  # In words of `_OPTION_OF_FLAG`
+    options: Mapping[str, str] = field(default_factory=dict)  # Other fields by their names in `Request.values`
+
+
+NO_DETAILS: Final = JobDetails()
+
+
+def details_of(text: str) -> JobDetails:
+    """Read Slurm's text of one job, all on one line."""
+    throttle, requested = _THROTTLE.search(text), _REQUESTED.search(text)
+    options = {_OPTIONS[name]: value for name, value in _OPTION.findall(text)}
+    if "per_task" in options.get("tres_bind", "") and " TresPerTask=" in text:
+        del options["tres_bind"]  # newer releases set it for --gpus-per-task
+    memory = text[text.find(" MinMemory") :] if " MinMemory" in text else ""
+    return JobDetails(
+        submit_line=kept_text(_found(_SUBMIT_LINE, text)),
+        excluded_nodes=_found(_EXCLUDED, text),
+        mem_per_cpu=memory.startswith(" MinMemoryCPU="),
+        all_mem=memory.startswith(" MinMemoryNode=0 "),
+        array_limit=0 if throttle is None else bounded(int(throttle[1])),
+        mem_mib=0 if requested is None else int(counted_tres(requested[1]).get("mem", 0.0)),
+        flags=tuple(flag for word, flag in _FLAGS.items() if word in text),
+        options=options,
+    )
+
+
+def _found(form: re.Pattern[str], text: str) -> str:
+    match = form.search(text)
+    return "" if match is None or match[1] == "(null)" else match[1]

@@ -317,7 +317,7 @@ def speeds_report(
     speeds: Mapping[int, float], iterations: int = 90, discipline: str = "fair", steady: Collection[str] = (),
     broken: Collection[int] = (),
 ) -> str:  # fmt: skip
-    """What a pilot job's comment tells of members whose iteration takes 1 s alone."""
+    """Return a pilot job's comment about members whose iteration takes 1 s alone."""
     figures = {"iterations": iterations, "stage_s": dict.fromkeys(STAGES, 0.0), "wait_s": dict.fromkeys(STAGES, 0.0)}
     members = {
         str(job_id): {**figures, "iteration_s": 1 / speed, "promise_broken": job_id in broken}
@@ -333,7 +333,7 @@ def dry_runs(slurm: FakeSlurm, *users: str) -> list[Job]:
 
 
 MEASURED = {"load_s": 0.9, "preprocess_s": 0.1, "propagate_s": 0.1, "synchronize_s": 0.1, "iteration_s": 1.2}
-"""What a dry run found of a model."""
+"""A dry run's result."""
 
 
 def end_dry_run(slurm: FakeSlurm, run: Job, target: int, **result: Any) -> None:
@@ -359,6 +359,6 @@ FOUR_KINDS = (
 
 
 def told(pilot: NewJob) -> GroupSpec:
-    """What a pilot job's script tells it of its group."""
+    """Return a pilot job's description of its group."""
     words = shlex.split(pilot.script.splitlines()[1])
     return read_group(words[words.index("--group") + 1])

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.slurm_plugin.gateway.base import NoSuchJobError
-from muri.slurm_plugin.gateway.job_details import details_of
 from muri.slurm_plugin.gateway.squeue import FieldReader, job_of
+from muri.slurm_plugin.gateway.text_fields import details_of
 from muri.slurm_plugin.records.cluster import Job
 
 FIXTURES: Final = Path(__file__).parent / "fixtures"

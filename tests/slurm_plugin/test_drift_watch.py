@@ -199,7 +199,7 @@ def test_a_damaged_store_is_set_aside_at_the_start_and_the_cycle_goes_on(make_co
     assert place.read_bytes() == content
     assert "it was set aside as" in caplog.text
     assert len(dry_runs(slurm)) == 2  # measured again, as many at once as the site allows
-    assert len([job for job in slurm.jobs.values() if read_job(job).role is Role.CANDIDATE]) == 4  # nobody is lost
+    assert len([job for job in slurm.jobs.values() if read_job(job).role is Role.CANDIDATE]) == 4  # no job is lost
 
 
 @DRY_RUN

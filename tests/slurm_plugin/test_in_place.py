@@ -36,7 +36,7 @@ OTHERS = FOUR_KINDS[1:]
 
 
 def result(at_s: float = 0.0, **changes: Any) -> dict[str, Any]:
-    """What a pilot job tells of a member."""
+    """Return a pilot job's report of a member."""
     times = {"load_s": 0.6, "preprocess_s": 0.2, "propagate_s": 0.1, "synchronize_s": 0.05}
     detail = {"confidence": 0.97, "dangers": ["children"], "warmup_iterations": 2}
     rest = {"iteration_s": 1.0, "iterations": 14, "gpu_mem_gib": 3.5, "detail": detail, "stopped": "sure", "at": at_s}
@@ -201,7 +201,7 @@ def test_a_model_of_which_runs_tell_too_little_runs_alone_for_a_day(make_control
             cycle(slurm, make_controller)
         slurm.jobs[50 + number] = make_job(50 + number, submit_s=slurm.now_s)
         said = str(cycle(slurm, make_controller)[50 + number])
-        assert ("its profile is estimated" in said) == (number == 0)  # else it shares with nobody
+        assert ("its profile is estimated" in said) == (number == 0)  # else it runs alone
     slurm.now_s += 2 * 86400
     slurm.jobs[60] = make_job(60, submit_s=slurm.now_s)
     assert "its profile is estimated" in str(cycle(slurm, make_controller)[60])

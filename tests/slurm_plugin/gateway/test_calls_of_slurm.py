@@ -1,4 +1,4 @@
-"""How often Slurm is called, by kind: what a cycle costs slurmctld must not creep up unseen."""
+"""How often Slurm is called, by kind: the cost of a cycle for slurmctld must not creep up unseen."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a process prints is read up to a limit, in little memory."""
+"""Output of a process is read up to a limit, in little memory."""
 
 import signal
 import sys

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.slurm_plugin.gateway import text_fields
+from muri.slurm_plugin.gateway import tables, text_fields
 from muri.slurm_plugin.records.cluster import JobState
 
 NAMES = st.from_regex(r"gpu(:[a-z][a-z0-9_]{0,8})?|shard|nvme", fullmatch=True)
@@ -86,7 +86,7 @@ def test_job_states(words: list[str], state: JobState) -> None:
     ],
 )
 def test_where_new_jobs_can_start(text: str, usable: bool) -> None:
-    assert text_fields.node_usable(text_fields.node_words(text)) is usable
+    assert tables.node_usable(tables.node_words(text)) is usable
 
 
 @pytest.mark.parametrize(
@@ -128,4 +128,4 @@ def test_waiting_tasks_of_an_array(text: str, tasks: str) -> None:
     ],
 )
 def test_indices_in_use(text, indices):
-    assert text_fields.indices_in(text) == indices
+    assert tables.indices_in(text) == indices

@@ -1,4 +1,4 @@
-"""What is made of Slurm's answers when it is tried whether GPUs can be taken away; tests/slurm asks real ones."""
+"""Conclusions from Slurm's answers to a try to take GPUs away; tests/slurm asks real ones."""
 
 import itertools
 import json

@@ -1,10 +1,11 @@
-"""What only scontrol tells of jobs: each is asked for once, and nobody's text speaks for another's job."""
+"""Details that only scontrol shows: each job is asked for once, and a user's text speaks for no other user's job."""
 
 import pytest
 
-from muri.slurm_plugin.gateway import job_details
+from muri.slurm_plugin.gateway import queue_reader
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError, TooLongAnswerError
-from muri.slurm_plugin.gateway.job_details import DetailsReader, details_of
+from muri.slurm_plugin.gateway.queue_reader import DetailsReader
+from muri.slurm_plugin.gateway.text_fields import details_of
 
 PLAIN = "JobId={} JobName=a UserId=alice(1001) ExcNodeList=(null) MinMemoryNode=5M Command=/x WorkDir=/home\n"
 
@@ -53,7 +54,7 @@ def test_a_text_that_pretends_to_be_another_job_is_found_out() -> None:
 
 
 def test_whoever_pretends_to_be_many_jobs_keeps_none_of_them_from_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_details, "_MOST_ALONE", 5)
+    monkeypatch.setattr(queue_reader, "_MOST_ALONE", 5)
     texts = many(20)
     texts[2] += "".join(f"JobId={number} JobName=a\n" for number in range(1, 21) if number != 3)
     read: set[int] = set()

@@ -15,8 +15,7 @@ from muri.slurm_plugin.gateway.base import (
     kind_of,
 )
 from muri.slurm_plugin.gateway.commands import CommandGateway
-from muri.slurm_plugin.gateway.job_details import DetailsReader
-from muri.slurm_plugin.gateway.queue_reader import ArrayRecords, QueueReader
+from muri.slurm_plugin.gateway.queue_reader import ArrayRecords, DetailsReader, QueueReader
 from muri.slurm_plugin.gateway.squeue import known_fields
 from muri.slurm_plugin.gateway.tables import ReservationsReader, end_lease, extend_lease, reservations_of_table
 from muri.slurm_plugin.records.cluster import Reservation

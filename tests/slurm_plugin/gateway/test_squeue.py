@@ -6,9 +6,9 @@ import pytest
 from recorded_slurm import MARK, VERSIONS, jobs, recorded, row
 
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.gateway.job_details import JobDetails, details_of
 from muri.slurm_plugin.gateway.squeue import FieldReader, job_of, known_fields
 from muri.slurm_plugin.gateway.tables import nodes_of_table
+from muri.slurm_plugin.gateway.text_fields import JobDetails, details_of
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.limits import PartitionLimits
 

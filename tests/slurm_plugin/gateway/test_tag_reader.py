@@ -1,4 +1,4 @@
-"""What a drain reads: ids, states and tags, whatever else stands in the queue."""
+"""A drain reads ids, states and tags, whatever else the queue holds."""
 
 from collections.abc import Mapping, Sequence
 

@@ -46,7 +46,7 @@ def several(count: int, **changes):
 
 
 def told_of(members, steady=(), **status):
-    """What a pilot's comment, which must not be too long, says of its members."""
+    """Return the report in a pilot's comment, which must not be too long."""
     token = speeds_token({"members": members, "discipline": "lockstep", **status}, steady)
     assert len(token.encode()) <= 1024
     assert " " not in token
@@ -246,7 +246,7 @@ def test_where_a_long_comment_leaves_no_room_details_go_first():
 
 
 TOLD = [{"detail": {"dangers": told}} for told in (3, [3], ["\x1b[2J"], ["a"] * 33)]
-"""What a user may have written there."""
+"""A user may have written this there."""
 
 
 @pytest.mark.parametrize(

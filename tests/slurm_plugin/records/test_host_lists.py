@@ -1,4 +1,4 @@
-"""Host lists: what is a list is unfolded, what could fill the memory or is none is refused."""
+"""Host lists are unfolded; other texts, and those that could fill the memory, are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a job is to Muri: of which model, and nothing worse than left to Slurm where a comment cannot be read."""
+"""Roles and models of jobs; a job whose comment cannot be read is left to Slurm at worst."""
 
 from dataclasses import replace
 
