@@ -88,9 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--status-file", type=_path, help="JSON status, written every second.")
     add("--trace", type=_path, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl.")
     add("--preload", default="torch", help="Modules to import ahead, comma-separated (default: %(default)s).")
-    add("--rank", type=int, help="This runtime's rank; else $SLURM_PROCID.")
-    add("--world-size", type=int, help="Runtimes of the group, one per GPU (default: 1).")
-    add("--order-host", help="Where rank 0 listens, at $MURI_GROUP_PORT; else the node on which srun was called.")
+    add("--world-size", type=int, default=1, help="Runtimes of the group, one per GPU; srun numbers them.")
     add("--steps", action="store_true", help="Start processes of members as steps of the Slurm job around this one.")
     add("--grace-s", type=float, default=10.0, help="Seconds that scripts get to end at SIGTERM (%(default)s).")
     return parser
@@ -104,8 +102,7 @@ def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Runtim
     """
     values = vars(_parser().parse_args(words))
     group = read_group(values.pop("group"))
-    rank, size, host = (values.pop(name) for name in ("rank", "world_size", "order_host"))
-    place = parse_place(rank, size, host, environment)
+    place = parse_place(values.pop("world_size"), environment)
     for name in (KEY_VARIABLE, PORT_VARIABLE):  # members' scripts have no use for them
         os.environ.pop(name, None)
     if place is not None and place.rank > 0:  # ranks may share a directory; rank 0's files are the group's
@@ -132,28 +129,19 @@ def cpus_of(environment: Mapping[str, str]) -> int:
     return max(1, min(allowed, int(given))) if given.isdecimal() else allowed
 
 
-def parse_place(
-    rank: int | None, world_size: int | None, host: str | None, environment: Mapping[str, str]
-) -> Place | None:
-    """Return the place of this runtime in its group; None for the only one of a group on one GPU.
-
-    Args:
-        rank: --rank, or None for $SLURM_PROCID.
-        world_size: --world-size, or None for 1.
-        host: --order-host, or None for the node that srun was called on.
-        environment: Holds the group's key and rank 0's port, and Slurm's variables.
+def parse_place(world_size: int, environment: Mapping[str, str]) -> Place | None:
+    """Return the place of this runtime in its group by srun's variables; None for the only one of its group.
 
     Raises:
-        UsageError: Something is missing or out of range.
+        UsageError: A variable is missing or out of range.
     """
-    if world_size in (None, 1):
+    if world_size == 1:
         return None
-    rank = int(environment.get("SLURM_PROCID", "-1")) if rank is None else rank
-    if world_size is None or world_size < 1 or not 0 <= rank < world_size:
-        raise UsageError(f"--rank {rank} must be 0 to {(world_size or 1) - 1}, the ranks of --world-size {world_size}")
-    host = host or environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    rank, host = int(environment.get("SLURM_PROCID", "-1")), environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    if not 0 <= rank < world_size:
+        raise UsageError(f"$SLURM_PROCID is {rank} and must be 0 to {world_size - 1} with --world-size {world_size}")
     if not host:
-        raise UsageError("--world-size above 1 needs --order-host where srun does not tell the node")
+        raise UsageError("--world-size above 1 needs rank 0's node in $SLURM_LAUNCH_NODE_IPADDR")
     port = environment.get(PORT_VARIABLE, "")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise UsageError(f"--world-size above 1 needs rank 0's port in ${PORT_VARIABLE}, not {port!r}")

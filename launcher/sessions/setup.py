@@ -1,4 +1,4 @@
-"""What sessions of both kinds need: their terms, short turns on the cores, the notice to a script that hangs."""
+"""Parts that sessions of both kinds need: their terms, short turns on the cores, the notice to a script that hangs."""
 
 import contextlib
 import ctypes
@@ -27,7 +27,7 @@ GPU_VARIABLES: Final = (
     "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
 )
-"""These name the GPUs that a process uses: the session's are the runtime's, not the member's."""
+"""These name the GPUs that a process uses: a session has those of the runtime, not of the member."""
 
 SLICE_NS: Final = 100_000
 """The kernel's least slice. A thread with a short slice that wakes up overtakes one with a long slice, so a
@@ -151,7 +151,7 @@ def tell_hang(file: int, cause: str) -> None:
 
 
 def reported_code(code: int, *, hung: bool) -> int:
-    """The exit code to report for a script: its own, unless it was ended for hanging."""
+    """Return the exit code to report for a script: its own, unless it was ended for hanging."""
     return HUNG_EXIT_CODE if hung and code > 128 else code
 
 
@@ -163,38 +163,31 @@ def call_later(delay_s: float, function: Callable[..., object], *arguments: Any)
 
 
 def has_gpu() -> bool:
-    """Whether this node has a GPU, as far as its device files tell: nothing is loaded to find out."""
+    """Return whether this node has a GPU, as far as its device files tell: nothing is loaded to find out."""
     return any(Path(file).exists() for file in DEVICE_FILES)
 
 
 def wait_without_spinning(environment: MutableMapping[str, str]) -> None:
     """Let OpenMP's threads sleep while they wait: spinning, they would take a core from the other members.
 
-    Args:
-        environment: Of the process that will load OpenMP; its own settings for waiting are kept.
+    `environment` is that of the process that will load OpenMP; its own settings for waiting are kept.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & environment.keys():
         environment["OMP_WAIT_POLICY"] = "passive"
 
 
-def take_short_turns(pid: int = 0, slice_ns: int = SLICE_NS) -> bool:
-    """Ask for short slices on the CPU, for this thread and those that it will start.
+def take_short_turns(pid: int = 0) -> bool:
+    """Ask for short slices on the CPU, for this thread and those that it starts; returns whether the kernel took it.
 
-    Linux knows slices of a thread's own since version 6.12 (sched_setattr(2), `sched_runtime`); others refuse or
-    ignore them. The share of the CPU stays the same.
-
-    Args:
-        pid: The main thread of another process of this user, instead of this thread.
-        slice_ns: Length of a slice.
-
-    Returns:
-        Whether the kernel took it.
+    Linux knows slices of a thread's own since version 6.12 (sched_setattr(2), `sched_runtime`); others refuse or ignore
+    them. The share of the CPU stays the same. `pid` is the main thread of another process of this user, instead of this
+    thread.
     """
     number = _SYSTEM_CALLS.get(os.uname().machine)
     if number is None or os.sched_getscheduler(pid) != os.SCHED_OTHER:
         return False
     nice = os.getpriority(os.PRIO_PROCESS, pid)
-    wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, slice_ns, 0, 0, 0, 0)
+    wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, SLICE_NS, 0, 0, 0, 0)
     taken: bool = ctypes.CDLL(None, use_errno=True).syscall(number, pid, wanted, 0) == 0
     if not taken:
         logger.info("the kernel keeps its own scheduling slices: %s", os.strerror(ctypes.get_errno()))

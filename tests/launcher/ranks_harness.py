@@ -109,11 +109,11 @@ class RankedLauncher:
         port = free_port()
         for rank in range(self.world_size):
             command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", ""]
-            command += ["--rank", str(rank), "--world-size", str(self.world_size), "--order-host", "127.0.0.1"]
-            command += ["--status-file", str(self.path("status.json"))]
+            command += ["--world-size", str(self.world_size), "--status-file", str(self.path("status.json"))]
             command += runtime_words(members, options)
             environment = self.launcher.environment | {"MURI_GROUP_KEY": self._key, "PYTHONFAULTHANDLER": "1"}
-            environment["MURI_GROUP_PORT"] = str(port)
+            environment |= {"MURI_GROUP_PORT": str(port), "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
+            environment["SLURM_PROCID"] = str(rank)
             log = self.log_path(rank).open("ab")
             self.runtimes.append(self.launcher.spawn(command, environment, stderr=log))
         for rank in range(self.world_size):

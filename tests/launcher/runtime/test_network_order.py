@@ -373,24 +373,22 @@ def test_a_message_that_makes_no_sense_ends_the_group(group: Group) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "host", "environment", "message"),
+    ("variables", "message"),
     [
-        (4, "h", {}, "--rank 4 must be 0 to 3"),
-        (None, "h", {}, "--rank -1"),
-        (0, None, {}, "--order-host"),
-        (0, "h", {PORT_VARIABLE: "0"}, "MURI_GROUP_PORT, not '0'"),
-        (0, "h", {KEY_VARIABLE: "short"}, "32 characters"),
+        ({"SLURM_PROCID": "4"}, "SLURM_PROCID is 4 and must be 0 to 3"),
+        ({"SLURM_PROCID": "-1"}, "SLURM_PROCID is -1"),
+        ({"SLURM_LAUNCH_NODE_IPADDR": ""}, "needs rank 0's node"),
+        ({PORT_VARIABLE: "0"}, "MURI_GROUP_PORT, not '0'"),
+        ({KEY_VARIABLE: "short"}, "32 characters"),
     ],
 )
-def test_a_place_is_told_in_full(rank, host, environment, message) -> None:
+def test_a_place_comes_from_slurm_and_in_full(variables: dict[str, str], message: str) -> None:
+    srun = {"SLURM_PROCID": "3", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}
+    environment = {KEY_VARIABLE: "k" * 64, PORT_VARIABLE: "5", **srun}
+    assert parse_place(4, environment) == Place(3, 4, "10.0.0.1", 5, KEY)
+    assert parse_place(1, environment) is None
     with pytest.raises(UsageError, match=message):
-        parse_place(rank, 4, host, {KEY_VARIABLE: "k" * 64, PORT_VARIABLE: "5", **environment})
-
-
-def test_a_place_comes_from_slurm() -> None:
-    environment = {KEY_VARIABLE: "k" * 64, "SLURM_PROCID": "3", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}
-    assert parse_place(None, 4, None, environment | {PORT_VARIABLE: "5"}) == Place(3, 4, "10.0.0.1", 5, KEY)
-    assert parse_place(None, 1, None, environment) is None
+        parse_place(4, environment | variables)
 
 
 def test_a_task_is_read_from_torchrun_or_srun() -> None:
