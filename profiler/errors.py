@@ -113,11 +113,3 @@ class FitError(UsageError):
 
 class SensitivityError(UsageError):
     """No sensitivity follows from what the user asked for, or from what was measured."""
-
-
-class CpuLimitError(SensitivityError):
-    """More CPUs were asked for than there are."""
-
-
-class StorageError(SensitivityError):
-    """The bandwidth of a dataset's storage cannot be measured."""

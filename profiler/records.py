@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
@@ -205,8 +204,12 @@ class StageProfile:
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
-        measured = (self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations)
-        if fault := fault_in(*measured) or _key_fault(self.key):
+        key = (
+            ("batch size", figures.BATCH_SIZE, self.key.batch_size),
+            ("number of GPUs", figures.GPU_COUNT, self.key.gpu_count),
+        )
+        measured = fault_in(self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations)
+        if fault := measured or _first_fault(key):
             raise ProfileError(f"profile of {self.key}: {fault}")
 
     @property
@@ -241,32 +244,19 @@ class StageProfile:
         return RESOURCES[max(range(len(STAGES)), key=lambda index: self.stage_s[index])]
 
 
-def fault_in(stage_s: tuple[float, ...], iteration_s: float, gpu_mem_gib: float, iterations: int) -> str:
+def fault_in(stage_s: Sequence[float], iteration_s: float, gpu_mem_gib: float, iterations: int) -> str:
     """Return why the figures of a measurement cannot be true, "" when they can."""
-    return next(_faults(stage_s, iteration_s, gpu_mem_gib, iterations), "")
-
-
-def _faults(stage_s: tuple[float, ...], iteration_s: float, gpu_mem_gib: float, iterations: int) -> Iterator[str]:
-    for stage, value in zip(STAGES, stage_s):
-        if fault := figures.TIME_S.fault(value):
-            yield f"{stage} time {fault}"
-    if isinstance(iteration_s, (int, float)) and math.isfinite(iteration_s) and iteration_s <= 0:
-        yield f"iteration time {iteration_s} s must be > 0"
-    for name, bounds, value in (
+    checks = [(f"{stage} time", figures.TIME_S, value) for stage, value in zip(STAGES, stage_s)]
+    checks += [
         ("iteration time", figures.ITERATION_S, iteration_s),
         ("GPU memory", figures.GPU_MEM_GIB, gpu_mem_gib),
         ("number of iterations", figures.ITERATIONS, iterations),
-    ):
-        if fault := bounds.fault(value):
-            yield f"{name} {fault}"
+    ]
+    return _first_fault(checks)
 
 
-def _key_fault(key: ProfileKey) -> str:
-    """Return why a key's numbers cannot be true, "" when they can."""
-    if fault := figures.BATCH_SIZE.fault(key.batch_size):
-        return f"batch size {fault}"
-    fault = figures.GPU_COUNT.fault(key.gpu_count)
-    return f"number of GPUs {fault}" if fault else ""
+def _first_fault(checks: Iterable[tuple[str, figures.Bounds, float]]) -> str:
+    return next((f"{name} {fault}" for name, bounds, value in checks if (fault := bounds.fault(value))), "")
 
 
 LEAST_COVERAGE: Final = 0.5

@@ -11,7 +11,7 @@ import os
 import random
 import sqlite3
 from codecs import getincrementaldecoder
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -307,7 +307,8 @@ def connect(path: Path, journal: JournalMode | None = None, clock: Clock = MACHI
     journal = journal or journal_of(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     try:
-        _use_journal(connection, journal, clock)
+        change = f"PRAGMA journal_mode = {journal}"
+        _patiently(lambda: connection.execute(change).fetchone()[0] == journal, clock)
         connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[journal]}")
     except BaseException:
         connection.close()
@@ -315,39 +316,30 @@ def connect(path: Path, journal: JournalMode | None = None, clock: Clock = MACHI
     return connection
 
 
-def _use_journal(connection: sqlite3.Connection, journal: JournalMode, clock: Clock) -> None:
-    """Switch the way of writing; SQLite's own busy timeout does not cover this statement."""
+def _patiently(attempt: Callable[[], bool], clock: Clock) -> None:
+    """Try until it succeeds; all processes that wait have the same chance.
+
+    SQLite's own pauses grow with the time that a process has waited: under load the newest process would come
+    first, and the oldest could wait until its timeout. They do not cover a change of the journal mode at all.
+    """
     deadline = clock() + BUSY_TIMEOUT_S
     while True:
         try:
-            if connection.execute(f"PRAGMA journal_mode = {journal}").fetchone()[0] == journal:
+            if attempt():
                 return
         except sqlite3.OperationalError as error:
             if not _is_busy(error) or clock() > deadline:
                 raise
         if clock() > deadline:
             raise sqlite3.OperationalError("database is locked: others have it open in another journal mode")
-        clock.sleep(_RETRY_S)
+        clock.sleep(random.uniform(0, _RETRY_S))
 
 
 def begin(connection: sqlite3.Connection, clock: Clock = MACHINE_CLOCK) -> None:
-    """Take the write lock; all processes that wait for it have the same chance.
-
-    SQLite's own pauses grow with the time that a process has waited: under load the newest process would come
-    first, and the oldest could wait until its timeout.
-    """
-    deadline = clock() + BUSY_TIMEOUT_S
+    """Take the write lock."""
     connection.execute("PRAGMA busy_timeout = 0")
     try:
-        while True:
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                if not _is_busy(error) or clock() > deadline:
-                    raise
-            else:
-                return
-            clock.sleep(random.uniform(0, _RETRY_S))
+        _patiently(lambda: bool(connection.execute("BEGIN IMMEDIATE")), clock)
     finally:
         connection.execute(f"PRAGMA busy_timeout = {1000 * BUSY_TIMEOUT_S:.0f}")
 

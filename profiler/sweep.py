@@ -23,7 +23,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, DryRunResult, Limits, StampReader
 from muri.profiler.dryrun.runner import DryRunFailedError, check_command, end, measure_script, start, with_last_words
-from muri.profiler.errors import CpuLimitError, SensitivityError, StorageError
+from muri.profiler.errors import SensitivityError
 from muri.profiler.sensitivity import Dataset, Measured, measured_overlap
 from muri.units import GIB, MIB
 
@@ -60,10 +60,10 @@ def usable_cpus() -> int:
 
 
 def cores(count: int) -> frozenset[int]:
-    """The numbers of so many cores, the lowest of those that this process may use (CpuLimitError: there are fewer)."""
+    """The lowest numbers of so many cores that this process may use (SensitivityError: there are fewer)."""
     usable = sorted(os.sched_getaffinity(0))
     if not 1 <= count <= len(usable):
-        raise CpuLimitError(f"{count} CPUs were asked for; this process may use 1 to {len(usable)}")
+        raise SensitivityError(f"{count} CPUs were asked for; this process may use 1 to {len(usable)}")
     return frozenset(usable[:count])
 
 
@@ -163,7 +163,7 @@ class ScriptMeter:
         """Throughput on so many CPUs.
 
         Raises:
-            CpuLimitError: There are fewer.
+            SensitivityError: There are fewer.
             NoScriptError: There is no such script.
             DryRunFailedError: It failed or never iterated.
         """
@@ -210,14 +210,14 @@ class ReadBandwidth(NamedTuple):
 
 
 def files_of(dataset: Path) -> tuple[Path, ...]:
-    """All files of a dataset, in the order of their names (StorageError: there are none, or they cannot be listed)."""
+    """All files of a dataset, in the order of their names (SensitivityError: there are none)."""
     if dataset.is_file():
         return (dataset,)
     if not dataset.exists():
-        raise StorageError(f"there is no dataset {dataset}; give a file or a folder")
+        raise SensitivityError(f"there is no dataset {dataset}; give a file or a folder")
     found = tuple(sorted(path for path in dataset.rglob("*") if path.is_file()))
     if not found:
-        raise StorageError(f"the folder {dataset} holds no files that may be read")
+        raise SensitivityError(f"the folder {dataset} holds no files that may be read")
     return found
 
 
@@ -232,7 +232,7 @@ def measure_bandwidth(
     """Read files in a shuffled order, as training does, until a limit is reached.
 
     Raises:
-        StorageError: Nothing could be read.
+        SensitivityError: Nothing could be read.
     """
     shuffled = list(files)
     random.Random(_SEED).shuffle(shuffled)
@@ -249,11 +249,11 @@ def measure_bandwidth(
                     if read_bytes >= limit_mib * MIB or spent_s >= limit_s:
                         return ReadBandwidth(read_bytes / MIB / spent_s, read_bytes / MIB, direct)
             except OSError as error:
-                raise StorageError(f"cannot read {path}: {error.strerror}") from error
+                raise SensitivityError(f"cannot read {path}: {error.strerror}") from error
             finally:
                 os.close(fd)
     if not read_bytes:
-        raise StorageError(f"the {len(files)} files of the dataset are empty")
+        raise SensitivityError(f"the {len(files)} files of the dataset are empty")
     return ReadBandwidth(read_bytes / MIB / (time.perf_counter() - begin_s), read_bytes / MIB, direct)
 
 
@@ -268,7 +268,7 @@ def _open(path: Path) -> tuple[int, bool]:
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        raise SensitivityError(f"cannot read {path}: {error.strerror}") from error
     return fd, False
 
 
@@ -316,8 +316,7 @@ class MemoryAxis:
         """Measure what was not given.
 
         Raises:
-            StorageError: The files cannot be read.
-            SensitivityError: A given figure cannot be true.
+            SensitivityError: The files cannot be read, or a given figure cannot be true.
         """
         files = () if self.path is None else files_of(self.path)
         gib = size_gib(files) if self.dataset_gib is None else self.dataset_gib

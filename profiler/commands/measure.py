@@ -1,11 +1,11 @@
 """`muri profile run`: measures a script for the store, its stages or how many CPUs and how much memory it needs."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final
 
 import click
 
@@ -40,21 +40,6 @@ UNSEEN_OVERLAP: Final = (
 )
 
 
-class RunOptions(TypedDict):
-    """Options: the measured script, its owner, and the limits."""
-
-    user: str | None
-    model: str | None
-    batch_size: int
-    gpu_count: int
-    gpu_type: str
-    iterations: int
-    seconds: float | None
-    max_cpus: int | None
-    no_pin: bool
-    memory: str | None
-
-
 @click.command(
     "run",
     short_help="Measure a script in a dry run and store its profile.",
@@ -87,7 +72,7 @@ class RunOptions(TypedDict):
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] SCRIPT [ARGUMENTS]...")
 def run_command(
     command: tuple[str, ...], no_store: bool, sweep: bool, store_path: Path | None, as_json: bool,
-    **asked: Unpack[RunOptions],
+    **asked: Any,
 ) -> None:  # fmt: skip
     """Measure SCRIPT by its first iterations, end it, and store its profile.
 
@@ -174,7 +159,7 @@ def _show_profile(
         click.echo("Not stored.")
 
 
-def _run_sweep(command: tuple[str, ...], asked: RunOptions, store_path: Path | None) -> SensitivityProfile:
+def _run_sweep(command: tuple[str, ...], asked: Mapping[str, Any], store_path: Path | None) -> SensitivityProfile:
     """Measure and store the sensitivity that the options ask for (SensitivityError: the sweep cannot be made)."""
     words = command[1:] if command[:1] == ("-m",) else command
     model = asked["model"] or (words[0] if words is not command else Path(words[0]).stem)

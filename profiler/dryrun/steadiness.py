@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 
 from muri.profiler.dryrun.attribution import Attribution, Interval, attribute
 from muri.profiler.dryrun.messages import DryRunResult
-from muri.profiler.records import STAGES, ProfileDetail, ProfileError
+from muri.profiler.records import STAGES, ProfileDetail, ProfileError, fault_in
 
 TOLERANCE: Final = 0.05
 """How near to its true value a mean should be, as a share of it."""
@@ -304,7 +304,8 @@ def summarise(samples: Sequence[IterationSample], circumstances: Circumstances) 
     """
     if not samples:
         raise ProfileError("there are no iterations to measure after the warm-up")
-    _refuse_impossible(samples)
+    if fault := next(filter(None, (fault_in(each.owned_s, each.iteration_s, 0.0, 0) for each in samples)), ""):
+        raise ProfileError(fault)
     kept = _counted(samples, circumstances.period)
     iteration_s = fmean(sample.iteration_s for sample in kept)
     owned = [fmean(column) for column in zip(*(sample.owned_s for sample in kept))]
@@ -337,15 +338,6 @@ def _counted(samples: Sequence[IterationSample], period: int) -> list[IterationS
     if period > 1:  # what stands out are the waits
         return list(samples)
     return list(compress(samples, ordinary([sample.iteration_s for sample in samples])))
-
-
-def _refuse_impossible(samples: Sequence[IterationSample]) -> None:
-    for sample in samples:
-        for stage, value in zip(STAGES, sample.owned_s):
-            if not math.isfinite(value) or value < 0:
-                raise ProfileError(f"{stage} time is {value}; it must be ≥ 0 s")
-        if not math.isfinite(sample.iteration_s) or sample.iteration_s <= 0:
-            raise ProfileError(f"iteration time {sample.iteration_s} s must be > 0")
 
 
 def _percentile(values: Sequence[float]) -> float:

@@ -39,7 +39,7 @@ def test_optional_fields_alone_may_be_missing():
         ({"load_s": "fast"}, r"profiles\[1\]: .*load time is 'fast'; it must be a number"),
         ({"load_s": 10**400}, r"profiles\[1\]: .*load time has over 15 digits; it must be ≤ 86400 s"),
         ({"load_s": float("nan")}, r"profiles\[1\]: .*load time is nan"),
-        ({"iteration_s": 0}, r"profiles\[1\]: .*iteration time 0 s must be > 0"),
+        ({"iteration_s": 0}, r"profiles\[1\]: .*iteration time is 0; it must be > 0"),
         ({"batch_size": 1.5}, r"profiles\[1\]: .*batch size is 1.5; it must be a whole number"),
         ({"gpu_count": 0}, r"profiles\[1\]: .*number of GPUs is 0; it must be > 0"),
         ({"model": ""}, r"profiles\[1\].model: must not be empty"),
