@@ -132,7 +132,7 @@ def _claims(journal: Journal) -> Claims:
 
 
 def _readable(entries: Iterable[_Entry], read: Callable[[_Entry], _Read]) -> Iterator[_Read]:
-    """Read the journal's entries; a damaged one is logged and costs nobody else anything."""
+    """Read the journal's entries; a damaged one is logged and left out."""
     for entry in entries:
         try:
             yield read(entry)
@@ -286,7 +286,7 @@ class Controller:
     def _extend_lease(self) -> list[str]:
         """Keep waiting jobs behind the license for another while.
 
-        This comes last: a controller that cannot decide any more, or cannot carry out what it decides because its
+        This comes last: a controller that cannot decide any more, or cannot carry out its decisions because its
         journal cannot be written, lets the lease end, and Slurm starts every job by itself.
         """
         if self._config.gate != "licence" or self._stop.is_set():
@@ -331,8 +331,8 @@ class Controller:
     def _apply(self, decision: Decision, actions: tuple[Action, ...], errors: list[str]) -> Left:
         """Carry out actions and return those that are left; what Slurm refuses is added to `errors`.
 
-        Repairs and starts have half of a cycle's time and calls each: slow repairs of one user's jobs delay nobody's
-        start for ever. The time for deciding does not count, or a queue that is long to plan would never be served.
+        Repairs and starts have half of a cycle's time and calls each: slow repairs of one user's jobs never hold up
+        the starts. The time for deciding does not count, or a queue that is long to plan would never be served.
         """
         if not actions:
             return Left()

@@ -58,7 +58,7 @@ class InterruptibleGateway:
         self.calls = 0
 
     def require_room(self) -> None:
-        """Make sure that there is time, and a call left, to begin something new. What was begun may take more calls.
+        """Make sure that there is time, and a call left, for another action, which may take more calls.
 
         Raises:
             CycleCutShortError: There is not.
@@ -129,10 +129,10 @@ _KINDS: Final[Mapping[type[Action], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a cycle leaves to the next one."""
+    """The actions that are left for the next cycle."""
 
     actions: tuple[Action, ...] = ()  # In their order; the first may be half done
-    why: str = ""  # What they did not fit into
+    why: str = ""  # The budget that is used up
 
     def __str__(self) -> str:
         """Such as "312 starts and 1 join are left for the next cycle: …"."""

@@ -332,7 +332,7 @@ class Executor:
             raise
 
     def _reset(self, action: actions.ResetRequest) -> None:
-        """Undo a share. If Slurm keeps refusing the change, the job is released with what it was given."""
+        """Undo a share. If Slurm keeps refusing the change, the job is released with its share."""
         log.info("job %d: its own CPUs and memory again: %s", action.job_id, action.why)
         job = self._view.jobs[action.job_id]
         tried = job.given is not None and self._now_s - job.given.given_s > self._config.tuning.pilot_start_timeout_s

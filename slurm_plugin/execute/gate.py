@@ -1,9 +1,9 @@
 """Opens and closes the gate of one job, together with a change of its request; `drain` opens all. Repeatable steps.
 
-With the license each is one call. With Muri's own hold, the request changes before the hold is lifted, and what a
-controller that dies in between leaves behind is a held job that the next cycle starts anew.
+With the license each is one call. With Muri's own hold, the request changes before the hold is lifted, so a
+controller that dies in between leaves a held job, which the next cycle starts anew.
 
-CPUs and memory are given to jobs, and taken back, here, too. What a job asked for goes into its AdminComment before
+CPUs and memory are given to jobs, and taken back, here, too. A job's own request goes into its AdminComment before
 anything of it is changed: a controller that dies in between leaves a held job with that tag, and the next cycle, or
 `muri drain`, puts its own request back. Draining needs no journal.
 
@@ -95,12 +95,12 @@ def open_gate(gateway: JobGateway, job: ManagedJob, change: JobChange = _NOTHING
 def close_gate(gateway: JobGateway, job: ManagedJob, change: JobChange = _NOTHING) -> None:
     """Change a job's request and keep it from starting.
 
-    A running job cannot be held: with Muri's own hold as its gate, whoever holds it from now on is not Muri.
+    A running job cannot be held: with Muri's own hold as its gate, a later hold is not Muri's.
     """
     if job.gate == "licence":
         gateway.modify(job.job_id, replace(change, licenses=with_gate(job.licenses)))
         return
-    # Somebody else's hold must not look like Muri's; once they release the job, Slurm decides about it.
+    # A hold of a user or administrator must not look like Muri's; once it is released, Slurm decides about the job.
     is_open = job.held_by_others or job.state is JobState.RUNNING
     back = job.held and job.reason == REQUEUED_HELD
     word = OPEN if is_open else REQUEUED if back else "hold"
@@ -181,9 +181,9 @@ def _hold(gateway: JobGateway, job_id: int) -> None:
 
 
 def give_share(gateway: JobGateway, job: Job, share: GivenShare, now_s: float) -> str:
-    """Change what a held job asks for; return why it keeps its own request, "" when it was changed.
+    """Change the request of a held job; return why it keeps its own, "" when it was changed.
 
-    What an error leaves begun, the next cycle repairs.
+    The next cycle repairs a change that an error cut off.
     """
     if refusal := _refusal(gateway, job, JobChange(admin_comment=given_comment(job, share, now_s))):
         return refusal
@@ -219,7 +219,7 @@ def reset_request(gateway: JobGateway, job: ManagedJob) -> None:
 
 
 def reset_or_release(gateway: JobGateway, job: ManagedJob) -> None:
-    """Give a job behind the gate its own request back; where Slurm refuses, open the gate with what it was given."""
+    """Give a job behind the gate its own request back; where Slurm refuses, open the gate with the share."""
     try:
         reset_request(gateway, job)
     except GatewayError as error:
@@ -265,7 +265,7 @@ _MOST_REFUSALS = 12
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What a drain did."""
+    """The jobs that a drain changed, or that are left."""
 
     released: tuple[int, ...]  # Waiting jobs whose gate was opened, with their own request
     # Waiting members, and jobs that were given other CPUs, memory or a place in the queue, that got their own back

@@ -1,4 +1,4 @@
-"""What a cycle can do to Slurm, as plain records: rendered for `--dry-run`, carried out by the executor."""
+"""A cycle's changes in Slurm, as plain records: rendered for `--dry-run`, carried out by the executor."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -26,7 +26,7 @@ class MemberPlan:
     min_speed: float = 0.0  # The speed there that it is promised, 1 = as fast as alone; 0: none
     accumulate_steps: int = 1  # Into how many micro-batches its batches are split
     isolation: Literal["thread", "process"] = "process"  # As in `MemberSpec.isolation`
-    isolation_why: str = ""  # Why so, for people; "" where the site has threads for nobody
+    isolation_why: str = ""  # Why so, for people; "" on a site without threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ResumeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Close an intent that cannot be resumed; other actions undo what it left behind."""
+    """Close an intent that cannot be resumed; other actions undo its effects."""
 
     token: str
     why: str
@@ -148,7 +148,7 @@ class KeepGate:
 
 @dataclass(frozen=True, slots=True)
 class ExtendPilot:
-    """Let a pilot job outlive a member to which somebody has given more time."""
+    """Let a pilot job outlive a member whose time limit was raised."""
 
     job_id: int
     limit_s: int  # Its time limit from now on, 0 = unlimited
@@ -176,7 +176,7 @@ class AskForMore:
     """Make a member that ran out of GPU memory a candidate again, with a larger request."""
 
     job_id: int
-    gpu_mem_gib: float  # What it asks for on each of its GPUs from now on
+    gpu_mem_gib: float  # Its request on each of its GPUs from now on
     why: str
 
 
@@ -212,7 +212,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class KeepProfile:
-    """Store what a dry run measured, or a job's first iterations."""
+    """Store a profile from a dry run, or from a job's first iterations."""
 
     token: str  # The dry run's intent; "" where there was none
     profile: StageProfile

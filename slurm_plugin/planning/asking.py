@@ -102,7 +102,7 @@ def _settle_sharers(plan: Plan, request: PlanRequest, preparation: Preparation) 
 
 
 class _NewSharers:
-    """The new sharers of a plan by what they become on Slurm.
+    """Turns the new sharers of a plan into groups, joins and jobs alone.
 
     The GPUs of running jobs that have to stop (`stopping`) have no room for others until they have.
     """

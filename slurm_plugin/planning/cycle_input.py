@@ -1,7 +1,7 @@
 """All that a cycle's decision rests on: the queue, what is known beyond it, and the configuration. Pure.
 
 Slurm sets a job's submit time anew each time the job goes back to the queue. Orders by submit time, and Themis's
-finish-time fairness ρ, count from the first time: otherwise whoever was stopped would go last, and ρ fall below 1.
+finish-time fairness ρ, count from the first time: otherwise jobs that were stopped would go last, and ρ fall below 1.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from muri.slurm_plugin.records.usage import alone_s
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPython:
-    """What a dry run told."""
+    """The Python that a dry run reported."""
 
     key: str  # Text of the model's key
     user: str  # The job's owner
@@ -215,7 +215,7 @@ def noted_claims(known: Claims, view: View) -> dict[str, tuple[Claim, ...]]:
 
 
 def _claim(job: ManagedJob, view: View) -> Claim | None:
-    """What a job has shown, None for nothing yet."""
+    """Return the claim that a job has proven, None while it has proven none."""
     stated_s, began = job.request.duration_s, job.start_s and job.state is not JobState.PENDING
     if stated_s is None or not began or job.role not in {Role.RELEASED, Role.MEMBER}:
         return None
@@ -244,7 +244,7 @@ START_DELAY_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What a cycle knows beyond the snapshot."""
+    """A cycle's knowledge beyond the snapshot."""
 
     # Stored profiles of all users, and estimates of models without one. `profile_of` finds a job's.
     profiles: Mapping[ProfileKey, StageProfile]
@@ -323,7 +323,7 @@ class CycleInput:
 
 
 def dry_run_key(intent: Intent, view: View) -> ProfileKey:
-    """Return what a dry run measures; journals of earlier versions do not say for which user."""
+    """Return the key that a dry run measures; journals of earlier versions do not say for which user."""
     key = intent.payload["key"]
     jobs = (view.jobs.get(int(intent.payload["job_id"])), view.jobs.get(intent.submitted_job or 0))
     owner = next((job.user for job in jobs if job is not None), "")

@@ -1,8 +1,8 @@
 """A cycle's decision: from the snapshot and what is known to everything that the cycle will do. Pure.
 
-A cycle has six phases, a file for each: `controller/cycle.py` gathers what is known (`cycle_input.py`), `repairs.py`
-repairs what an earlier cycle left, `request.py` prepares the request, `asking.py` asks the policy, `plan_actions.py`
-turns its answer into actions, and `execute/executor.py` carries them out.
+A cycle has six phases: `gathered.py` looks up what is known, `repairs.py` repairs unfinished work of earlier cycles,
+`request.py` and `running.py` prepare the request, `asking.py` asks the policy, `plan_actions.py` turns its answer into
+actions, and `execute/executor.py` carries them out.
 
 Deciding changes nothing, so a fault costs one job: where a decision raises, it is made again without the jobs, intents
 or profiles at fault, which are found by bisection, whatever raised and wherever. A job of Muri's that is left out keeps
@@ -58,7 +58,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """What a decision was made without, and why."""
+    """The jobs, intents and profiles that a decision left out, and why."""
 
     blamed: Mapping[_Subject, str] = field(default_factory=dict)
 
@@ -80,10 +80,10 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a cycle would do, before it does anything."""
+    """The actions of a cycle, before it carries them out."""
 
-    view: View  # What it looked at
-    repairs: tuple[Action, ...]  # Actions that repair what an earlier cycle left unfinished
+    view: View
+    repairs: tuple[Action, ...]  # Of unfinished work of earlier cycles
     preparation: Preparation  # What the policy was asked
     plan: Plan  # What the policy answered
     actions: tuple[Action, ...]  # What follows from the plan
@@ -128,7 +128,7 @@ def _decide(cycle: Gathered, policy: Policy) -> Decision:
     # Another job of the model can be measured later; a script that runs twice at once takes twice the GPUs, and could
     # overwrite its own files.
     runs = [run for run in preparation.dry_runs if run.job_id not in started(starts)]
-    # What a cycle has no time for, the next one does. The few new dry runs stand ahead, or starts would leave them no
+    # A cycle may run out of time, so order matters. The few new dry runs stand ahead, or starts would leave them no
     # GPU; those that measure a model again come behind the jobs, which need not wait for them. However many jobs Slurm
     # is to decide about, and refuses to let go, they come last.
     actions = (
@@ -326,7 +326,7 @@ def _stands_back_for_nobody(job: ManagedJob, ahead: Sequence[ManagedJob], starts
 
 
 def _place_behind(job: ManagedJob, ahead: Sequence[ManagedJob]) -> Place | None:
-    """What makes a task stand behind siblings, None where it does already."""
+    """Return the change that puts a task behind siblings, None where it stands there already."""
     passed = [
         each
         for each in ahead

@@ -50,7 +50,7 @@ def domain_of(job: Job) -> str:
 
 
 class KnownJob(NamedTuple):
-    """A job, and what a cycle looks up once for it."""
+    """A job with the facts that a cycle looks up once for it."""
 
     job: ManagedJob  # As its user submitted it
     key: ProfileKey
@@ -63,7 +63,7 @@ class KnownJob(NamedTuple):
     sensitivity: Sensitivity | None  # To CPUs and memory, as measured
     derived: Sensitivity | None  # The same, derived from its profile; None without one
     expected: Expected | None  # How long it runs alone; None where its user did not say
-    min_speed: float  # In a group, 1 = as fast as alone: the site's, the job's own or what it was promised already
+    min_speed: float  # In a group, 1 = as fast as alone: the site's, the job's own or one promised already
 
     @classmethod
     def of(cls, job: ManagedJob, key: ProfileKey, profile: StageProfile | None) -> "KnownJob":
@@ -118,7 +118,7 @@ class DryRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What a decision rests on."""
+    """The facts that a decision rests on."""
 
     view: View
     knowledge: Knowledge
@@ -166,7 +166,7 @@ def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
     """Look up what planning a job needs; `job` is as its user submitted it."""
     key, knowledge = cycle.key_of(job), cycle.knowledge
     mem_gib_per_gpu = job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
-    # What a member was promised stays so, whatever the site promises to others now.
+    # A member keeps its promised speed, whatever the site promises to others now.
     promised = 0.0 if job.membership is None else job.membership.min_speed
     profile = knowledge.profile_of(key)
     return KnownJob.of(job, key, profile)._replace(
@@ -207,7 +207,7 @@ def _why_unknown_or_alone(job: ManagedJob, partition: PartitionLimits, view: Vie
 
 
 def _why_not_possible(job: ManagedJob, partition: PartitionLimits, grouping: Grouping) -> Iterator[str]:
-    """What a job asks for that a group could not give it."""
+    """Yield the requests of a job that a group could not meet."""
     if job.het:
         yield "heterogeneous jobs are not grouped"
     if not job.can_requeue:
@@ -304,7 +304,7 @@ def _measured_in_place(cycle: CycleInput) -> tuple[tuple[KeepProfile | NotMeasur
 def _read_report(
     job: ManagedJob, measured: Mapping[str, Any], key: ProfileKey, cycle: CycleInput
 ) -> KeepProfile | NotMeasured | None:
-    """Return what a member's report says of its model; None where it is known already, or of an earlier run.
+    """Return the new information in a member's report; None where it is known already, or of an earlier run.
 
     Raises:
         ProfileError, KeyError, TypeError, ValueError, OverflowError: It cannot be true.

@@ -1,4 +1,4 @@
-"""What is known of models beyond their stage profiles, converted to what policies plan with. Pure.
+"""Models beyond their stage profiles: stored figures, converted to the traits that policies plan with. Pure.
 
 CPU and memory sensitivities, how times and memory follow the batch size, and how pairs slow each other down.
 A dry run may also measure how the throughput follows the CPUs, as in Synergy (Mohan et al., OSDI 2022, section 3.1): a
@@ -67,7 +67,7 @@ _Speeds = Mapping[tuple[ProfileKey, ProfileKey], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class KnownTraits:
-    """What is stored of models, read once in a cycle."""
+    """Stored figures of models, read once in a cycle."""
 
     # As `muri profile run --sweep` stores them, by name: the model's, or a profile key's text
     sensitivities: Mapping[str, SensitivityProfile] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class KnownTraits:
             return None
 
     def _sensitivity_of(self, key: ProfileKey) -> SensitivityProfile | None:
-        """What is kept under the key, else under the model: of its user, else of a published one."""
+        """Return the record under the key, else under the model: of its user, else a published one."""
         if not self.sensitivities:
             return None
         names = (name for each in key.lookup_order for name in (str(each), each.name))
@@ -247,7 +247,7 @@ def _pair(
     *,
     turns_only: bool,
 ) -> PairSpeed:
-    """What is known of a pair."""
+    """Return the speeds of a pair."""
     found = [pair for each in measured if (pair := find(each, a, b)) is not None]
     speeds = [(1 / pair.a.ratio, 1 / pair.b.ratio) for pair in found]
     if not speeds:
@@ -278,7 +278,7 @@ def _memory(profile: StageProfile, family: Iterable[StageProfile]) -> tuple[floa
 def with_measured_pairs(request: PlanRequest, policy: Policy, measured: Sequence[Interference]) -> PlanRequest:
     """Return the request with the speeds of measured pairs, for a policy whose groups may share without turns.
 
-    Estimates are left out: whether turns help is just what they can't tell.
+    Estimates are left out: they can't tell whether turns help.
     """
     if not policy.plain_groups:
         return request
@@ -326,7 +326,7 @@ def _row(first: Sequence[ProfileKey], second: Sequence[ProfileKey], speeds: _Spe
 
 
 def sensitivity_in(measured: Mapping[str, Any], profile: StageProfile, asked_cpus: int) -> SensitivityProfile | None:
-    """Return what a dry run measured of CPUs and dataset; None where its figures of CPUs cannot be true."""
+    """Return a dry run's figures of CPUs and dataset; None where its figures of CPUs cannot be true."""
     told = measured.get(SWEEP)
     if not isinstance(told, Mapping):
         return None

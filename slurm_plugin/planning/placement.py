@@ -28,7 +28,7 @@ class Place:
 
     name: str  # Of the partition for planning
     nodes: frozenset[str]  # Names of the nodes, those that are down included
-    left_to_slurm: str = ""  # Why Slurm cannot start the job there now, whoever plans it; "" when it can
+    left_to_slurm: str = ""  # Why Slurm cannot start the job there now, "" when it can
 
 
 class Places:
@@ -111,7 +111,7 @@ class _NotUnderstoodError(Exception):
 
 
 def ends_at_s(start_s: float, time_limit_s: int) -> float:
-    """Return when a job ends at the latest, in seconds since the epoch; a time limit of 0 is none."""
+    """Return when a job ends at the latest, in seconds since the epoch; 0 means no time limit."""
     return start_s + time_limit_s if time_limit_s else float("inf")
 
 
@@ -149,7 +149,7 @@ def _fits(node: Node, job: Job) -> bool:
 
 
 def _has_features(features: frozenset[str], constraint: str) -> bool:
-    """Whether a node has what a constraint asks for.
+    """Whether a node meets a constraint.
 
     Raises:
         _NotUnderstoodError: The constraint has counts or brackets, which are about several nodes.
@@ -165,7 +165,7 @@ def _has_features(features: frozenset[str], constraint: str) -> bool:
 
 @dataclass(slots=True)
 class _Free:
-    """What a node has left."""
+    """The free GPUs, CPUs and memory of a node."""
 
     gpus: int
     cpus: int

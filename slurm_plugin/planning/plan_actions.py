@@ -1,6 +1,6 @@
 """From a plan to actions: groups that start, jobs that join, and jobs alone, which others may join. Pure.
 
-Whoever planned, what starts keeps to the site's limits, and jobs that Muri cannot plan go to Slurm, some at a time.
+Starts keep to the site's limits under any policy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ def node_room(free: Iterable[FreeNode], config: Config, nodes: Sequence[Node]) -
 
 
 class NodeRoom:
-    """What is free on each node; what starts in this cycle is taken from it."""
+    """The free CPUs and memory of each node, less those of jobs that start in this cycle."""
 
     def __init__(self, free: Iterable[FreeNode], nodes: Iterable[Node], share: float, scripts: int) -> None:
         self._left = {node.name: _Left(int(node.free_cpus), round(node.free_mem_gib * MIB_PER_GIB)) for node in free}
@@ -65,7 +65,7 @@ class NodeRoom:
         self._scripts = scripts
 
     def take_group(self, group: StartGroup, *, counts_mem: bool) -> str:
-        """Take what a group has on its nodes; return why its pilot and members' scripts find no room there, or ""."""
+        """Take a group's CPUs and memory; return why its pilot and members' scripts find no room there, or ""."""
         scripts = sum(member.cpu_count for member in group.members) // group.node_count
         scripts_mib = MEMBER_MEM_MIB * len(group.members) if group.mem_per_node_mib else 0
         cpus, mem_mib = group.cpu_count * group.gpus_per_node + scripts, group.mem_per_node_mib + scripts_mib
@@ -81,12 +81,12 @@ class NodeRoom:
         return why
 
     def take_alone(self, job: Job, gpus: Sequence[NodeShare]) -> None:
-        """Take what a job alone has on its nodes."""
+        """Take the CPUs and memory of a job alone."""
         for share in gpus:
             self._take(share.node, -(-job.given_cpus // len(gpus)), job.mem_per_node_mib)
 
     def take_joinable(self, job: Job, name: str) -> PilotShare | str:
-        """Give a job that is counted as one alone a pilot with room for others, as far as that costs nobody anything.
+        """Give a job that is counted as one alone a pilot with room for others, at no cost to other jobs.
 
         The pilot asks for no more than as many jobs like this one as may share its GPUs. Pilot and batch script
         together hold no more than the GPUs' part of the node, or the job's own CPUs where these are more, and no more
@@ -169,7 +169,7 @@ def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tup
     with_pilots = jobs_with_pilots(request.jobs, policy, cycle.view, cycle.config)
     nodes = node_room(request.nodes, cycle.config, cycle.view.snapshot.nodes)
     starts, crowded = actions_of(settled, cycle, room, nodes, with_pilots)
-    # A site's own policy may not know whom Slurm counts apart.
+    # A site's own policy may not know the laws of sharing.
     unlawful = {job_id: law.why for law in broken_laws(request, settled.plan) for job_id in law.job_ids}
     starts, refused = within_limits(starts, room, cycle.view, {**crowded, **unlawful})
     if may_join(cycle.config):
@@ -235,7 +235,7 @@ def idle_gpus_first(starts: Sequence[Action]) -> tuple[Action, ...]:
 def _for_two(start: StartGroup, node: Node) -> StartGroup:
     """Return the start of one job with CPUs and memory for two such, as far as its GPUs' part of the node goes.
 
-    What a pilot holds can't grow later, and one who joins runs in it; its batch script has a CPU for each GPU and a
+    A pilot's allocation cannot grow, and joining jobs run inside it; their batch scripts have a CPU for each GPU and a
     little memory of its own.
     """
     gpus = start.gpus_per_node
@@ -284,7 +284,7 @@ def _with_room(action: Action, plan: Plan, room: SiteRoom, nodes: NodeRoom) -> A
 
 
 def _taken(action: Action, room: SiteRoom, view: View, unlawful: Mapping[int, str]) -> tuple[tuple[Action, ...], str]:
-    """What can be done of a start, and why not all of it; a pilot of one job is not counted yet."""
+    """Return the part of a start that limits allow, and why not all; a pilot of one job is not counted yet."""
     why = ""
     match action:
         case StartGroup(members=(member,)):
@@ -301,7 +301,7 @@ def _taken(action: Action, room: SiteRoom, view: View, unlawful: Mapping[int, st
 
 
 def why_too_slow(members: Sequence[MemberPlan]) -> str:
-    """Say whom a plan puts beside others at less than the speed that it is promised, "" for nobody.
+    """Return which member would run below its minimum speed, "" for none.
 
     The planner promises the same; a site's own policy may not know of promises.
     """
@@ -348,7 +348,7 @@ def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, view: View, config
 
 
 def _is_to_be_measured(job: PlanJob, config: Config) -> bool:
-    """Whether a job that nobody may join is measured, so that later jobs of its model can be grouped."""
+    """Whether a job that others cannot join is measured, so that later jobs of its model can be grouped."""
     estimated = job.profile is not None and job.profile.is_estimate
     return estimated and config.profiling.in_place and config.grouping.max_group_size > 1
 

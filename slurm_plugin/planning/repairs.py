@@ -89,7 +89,7 @@ def reconcile(cycle: Gathered) -> tuple[Action, ...]:
 
 
 def _half_submitted(view: View, intents: tuple[Intent, ...], now_s: float) -> Iterator[Action]:
-    """Cancel what a killed controller left between submitting a job of its own and tagging it.
+    """Cancel jobs that a killed controller had submitted but not tagged.
 
     Jobs are submitted held, with the tag in their own comment; it moves to AdminComment before the job is released.
     A comment may say anything, so it must name a start or a dry run that the journal knows.
@@ -298,14 +298,14 @@ def resets(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[Re
 def gates(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[KeepGate | MoveToLicence]:
     """Say how the gates of running jobs stand, and move jobs from Muri's hold to the license where Slurm has it."""
     for job in view.having(Role.RELEASED):
-        # Muri's hold is lifted, by its user or an older Muri: whoever requeues or holds the job now is not Muri.
+        # Muri's hold is lifted, by its user or an older Muri: a later requeue or hold is not Muri's.
         running, word = job.state is JobState.RUNNING, gate_word(job)
         if (is_lifted(job) or (running and word in {None, "hold"})) and job.job_id not in settled:
             yield KeepGate(job.job_id)
     for job in view.having(Role.MEMBER):
         if is_lifted(job) and job.job_id not in settled:
             yield KeepGate(job.job_id)
-    # A lease of an earlier configuration runs on for a while, but nobody extends it.
+    # A lease of an earlier configuration runs on for a while, but is not extended.
     if config.gate != "licence" or not lease_end_s(view.snapshot):
         return
     for job in view.having(Role.MEMBER):

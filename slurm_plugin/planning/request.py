@@ -156,7 +156,7 @@ def plan_job(known: KnownJob, partition: str, cycle: Gathered, limits: GroupLimi
 class Sharing(NamedTuple):
     """Whether a job may share GPUs."""
 
-    profile: StageProfile | None  # What it may be planned with
+    profile: StageProfile | None  # None where it may not be planned with one
     alone: str  # Why it must run alone, "" when it may be grouped
     largest: int  # The largest group that it may be in
 

@@ -1,4 +1,4 @@
-"""What runs now, as a policy sees it, and what may join it: the rest of the request. Pure."""
+"""The request's running units, and the waiting jobs that may join them. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -61,7 +61,7 @@ Kind = tuple[str, str, str, int, int]
 
 
 def kind_of(job: PlanJob) -> Kind:
-    """Return what a job must have in common with those that it joins: user, partition, domain, GPUs and nodes."""
+    """Return the properties that a job shares with those that it joins: user, partition, domain, GPUs and nodes."""
     return job.user, job.partition, job.domain, job.gpu_count, job.node_count
 
 
@@ -155,7 +155,7 @@ def _running_job(known: KnownJob, cycle: Gathered, room: SiteRoom) -> PlanJob:
 def measured_speeds(group: RunningGroup) -> dict[int, float]:
     """Return the speeds of members that their runtime has measured, 1 = as fast as alone, by job id.
 
-    There are none where somebody came or went since they were measured. A member whose iteration time alone is only
+    There are none where a member came or went since they were measured. A member whose iteration time alone is only
     estimated is not among them.
     """
     found: dict[int, float] = {}

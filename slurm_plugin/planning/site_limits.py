@@ -1,4 +1,4 @@
-"""What a site's limits leave room for. Pure.
+"""The room that a site's limits leave. Pure.
 
 Slurm judges whatever a job's user submits, and the pilot jobs and dry runs that Muri submits in that user's name. What
 it does not judge stands here, because Muri acts as an administrator, whose changes Slurm exempts from limits: time
@@ -60,7 +60,7 @@ _likeness: Final[Callable[[Job], tuple[object, ...]]] = attrgetter(
 
 
 class Payer(NamedTuple):
-    """Whom Slurm counts a job for."""
+    """The user, account, QOS and partition that Slurm counts a job for."""
 
     user: str
     account: str
@@ -95,7 +95,7 @@ class _Level(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """A job as Slurm's limits see it: its payer, what it has on its nodes, and whether it is submitted now."""
+    """A job as Slurm's limits see it: its payer, its share of its nodes, and whether it is submitted now."""
 
     payer: Payer
     tres: Mapping[str, int]
@@ -374,7 +374,7 @@ class SiteRoom:
     def capped(self, group: StartGroup, of_shared: int = 1) -> StartGroup:
         """Return a group whose pilot has no more CPUs and memory than is allowed now.
 
-        What a plan gives it beyond its members' requests is cut. It keeps the CPUs of the largest request, and the
+        CPUs and memory beyond its members' requests are cut. It keeps the CPUs of the largest request, and the
         memory of all: with less, members would be worse off than alone, and `take_group` says why it cannot start.
         Where Slurm allows only so much memory for each CPU, it has as many CPUs as the members' memory takes.
         """
@@ -422,8 +422,8 @@ class SiteRoom:
     def take_pilot(self, group: StartGroup) -> tuple[StartGroup, str]:
         """Give a job that is counted as alone a pilot of its own that others may join; say why it cannot have one.
 
-        Slurm counts two jobs then, and more CPUs and memory. Where it limits how many there are, that must keep
-        nobody's job from running: what is counted must leave half of the limit free. Waiting jobs are counted, too.
+        Slurm counts two jobs then, and more CPUs and memory. Where it limits how many there are, that must
+        keep no job from running: the count must leave half of the limit free. Waiting jobs are counted, too.
         """
         alone = _alone(self._view.jobs[group.members[0].job_id])
         self._count(alone, -1)
@@ -443,7 +443,7 @@ class SiteRoom:
         return ""
 
     def widen(self, group: StartGroup, wider: StartGroup) -> StartGroup:
-        """Give a group that is counted what it may have of more memory, by the same rule, for those that join it."""
+        """Give a group that is counted more memory for those that join it, by the same rule."""
         for start in self._starts(group):
             self._count(start, -1)
         wider = self.capped(wider, of_shared=2)
@@ -460,7 +460,7 @@ class SiteRoom:
         return why or self._take([start])
 
     def why_too_late(self, join: Join) -> str:
-        """Return why a join would leave somebody too little time, or give more than there is; "" when it would not."""
+        """Return why a join would leave a member too little time, or give more than there is; "" when it would not."""
         job, pilot = self._view.jobs[join.member.job_id], self._view.jobs[join.pilot]
         longest_s, now_s = self.longest_s(job), self._view.snapshot.taken_s
         if longest_s is not None and join.pilot_limit_s > longest_s:
@@ -575,7 +575,7 @@ def pilot_limit_s(job: Job, size: int) -> int:
 
 
 def payer_of(job: Job) -> Payer:
-    """Return whom Slurm counts a job for."""
+    """Return the user, account, QOS and partition that Slurm counts a job for."""
     return Payer(job.user, job.account, job.qos, job.partition)
 
 

@@ -1,4 +1,4 @@
-"""What Muri submits and what it changes in jobs, materialized in full before anything is sent. Pure."""
+"""The jobs that Muri submits and its changes of others, materialized in full before anything is sent. Pure."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ DRY_RUN_NAME: Final = "muri-dryrun"
 _NO_CHANGE: Final = JobChange()
 
 MEMBER_MEM_MIB: Final = 512
-"""What a member's own batch script needs while the runtime does its work."""
+"""Memory of a member's own batch script while the runtime does its work."""
 
 
 def pilot_name(members: Iterable[int]) -> str:
@@ -203,7 +203,7 @@ def placed(job: ManagedJob, place: tags.Place) -> JobChange:
 def in_own_place(job: ManagedJob, change: JobChange = _NO_CHANGE) -> JobChange:
     """Return a change after which a task stands where Slurm has it, with the nice value that its user wrote.
 
-    One that is held keeps what it was given: with priority/basic, a new nice value would lift the hold.
+    One that is held keeps the given value: with priority/basic, a new nice value would lift the hold.
     """
     if job.place is None or job.held:
         return change
@@ -281,7 +281,7 @@ def changed_pilot(pilot: ManagedJob, change: JobChange) -> ManagedJob:
 
 
 def given_comment(job: Job, share: GivenShare, now_s: float) -> str:
-    """Return a job's AdminComment with what it had asked for."""
+    """Return a job's AdminComment with its own request."""
     given = tags.Given(int(now_s), share.original)
     return tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given))
 

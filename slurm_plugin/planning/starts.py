@@ -26,7 +26,7 @@ class Isolation:
     """How a member runs."""
 
     kind: Literal["thread", "process"] = "process"  # As in `MemberSpec.isolation`
-    why: str = ""  # For people; "" where the site has threads for nobody
+    why: str = ""  # For people; "" on a site without threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +162,11 @@ class Joiner(NamedTuple):
 
     known: KnownJob
     speed: float  # Its predicted speed there, 1 = as fast as alone
-    min_speed: float  # What it is promised there; 0: nothing
+    min_speed: float  # Its promised speed there; 0: none
 
 
 def _member_plan(joiner: Joiner, knowledge: Knowledge, time_limit_s: int, isolation: Isolation) -> MemberPlan:
-    """Return what becomes of a job in a group; a time limit of 0 is none."""
+    """Return the plan of a job in a group; 0 means no time limit."""
     job, profile = joiner.known.job, joiner.known.planned_profile
     return MemberPlan(
         job_id=job.job_id,
@@ -199,7 +199,7 @@ def cpus_of_a_rank(jobs: Sequence[Job], nodes: Sequence[Node], gpus_per_node: in
 def cpus_side_by_side(jobs: Sequence[Job], node: Node) -> int:
     """Return the CPUs for members on one GPU that share without turns, those of their batch scripts included.
 
-    All of them compute at once: what they asked for together, as far as the GPU's part of its node goes, and never
+    All of them compute at once: the sum of their requests, as far as the GPU's part of its node goes, and never
     less than the largest request alone.
     """
     asked = [job.given_cpus for job in jobs]
@@ -210,7 +210,7 @@ def cpus_side_by_side(jobs: Sequence[Job], node: Node) -> int:
 def share_of(
     job: Job, planned: Sequence[CpuMemShare], allocation: Allocation, *, measured: bool, threads_per_core: int = 1
 ) -> GivenShare | None:
-    """Return what a job is given when it starts, None where its own request stays as it is."""
+    """Return a job's share when it starts, None where its own request stays as it is."""
     # What Slurm would lay out differently from the plan is left alone. So are special requests: a changed count of CPUs
     # does not reach the steps of a job that asks for them per GPU, and srun refuses memory both per GPU and per node.
     per_gpu = job.special or job.cpus_per_gpu
@@ -261,7 +261,7 @@ def group_mem_mib(jobs: Sequence[Job], shares: Sequence[Sequence[CpuMemShare]], 
 
 
 def share_text(share: GivenShare) -> str:
-    """Say for people what a job is given."""
+    """Describe a job's share for people."""
     original = share.original
     return "it gets " + given_text(
         original.cpu_count, share.cpu_count, original.mem_per_node_mib, share.mem_per_node_mib
@@ -269,7 +269,7 @@ def share_text(share: GivenShare) -> str:
 
 
 def given_text(asked_cpus: int, cpus: int, asked_mem_mib: int, mem_mib: int) -> str:
-    """Say what a job has, and what it had asked for where that differs; memory is per node, 0 where nothing is set."""
+    """Describe CPUs and memory, and the request where it differs; memory is per node, 0 where nothing is set."""
     text = f"{asked_cpus} → {cpus} CPUs" if cpus != asked_cpus else f"{cpus} CPUs"
     if not mem_mib:
         return text
