@@ -8,11 +8,8 @@ from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.lookup import PUBLISHED, Wanted, choices
 from muri.profiler.records import ProfileKey
 
-SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]"
-"""How a person names a profile in one word."""
-
-_SELECTOR_PARTS: Final = 4
-"""Optional parts after the model: batch size, GPU count, GPU type, user."""
+SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]"  # How a person names a profile in one word
+_SELECTOR_PARTS: Final = 4  # Optional parts after the model: batch size, GPU count, GPU type, user
 
 
 def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
@@ -20,9 +17,6 @@ def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
 
     Open parts are taken from the model's known profiles or, without any, are one GPU, an unknown batch size, the type
     "gpu" and all users. A published profile is meant rather than users' own ones.
-
-    Raises:
-        NoSuchProfileError: The known profiles differ in it; the text lists the choices.
     """
     near = sorted(key for key in keys if key.model == wanted.model and wanted.user in (None, key.user))
     user = min((key.user for key in near), default=wanted.user or "")
@@ -42,11 +36,7 @@ def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
 
 
 def selector(keys: Iterable[ProfileKey], text: str) -> Wanted:
-    """The request that a `SELECTOR` makes; the name of a known model may have colons itself.
-
-    Raises:
-        NoSuchProfileError: The text is malformed.
-    """
+    """The request that a `SELECTOR` makes; the name of a known model may have colons itself."""
     models = {key.model for key in keys}
     parts = text.split(":")
     model = next((name for end in range(len(parts), 0, -1) if (name := ":".join(parts[:end])) in models), parts[0])

@@ -1,8 +1,4 @@
-"""Draws docs/images/interleaving.png from a real run: the four examples in one runtime.
-
-python -m muri_lab.benchmarks.interleaving_picture                # 10 seconds of training, one picture
-python -m muri_lab.benchmarks.interleaving_picture --out /tmp/x.png --discipline lockstep
-"""
+"""Draws docs/images/interleaving.png from a real run of 10 seconds: the four examples in one runtime."""
 
 import argparse
 import os

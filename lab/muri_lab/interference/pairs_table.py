@@ -12,11 +12,7 @@ _SURPLUS: Final = "values without a column"
 
 
 def parse_interference(lines: Iterable[str]) -> InterferenceTable:
-    """Read a table, the header first.
-
-    Raises:
-        InterferenceError: Names the line and the column that are wrong.
-    """
+    """Read a table, the header first."""
     reader = csv.DictReader(lines, restkey=_SURPLUS, strict=True)
     first: dict[tuple[str, str], tuple[int, PairSpeed]] = {}
     try:

@@ -226,12 +226,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Return the peak memory of a training step: of the backward pass or of the optimizer's step.
 
-    Both hold the gradients of all parameters.
-
-    Args:
-        features: Of the model with its batch.
-        optimizer: One of `OPTIMIZER_STATES`.
-        framework_gib: δ; 0 on a node without GPU.
+    Both hold the gradients of all parameters. `framework_gib` is δ, 0 on a node without GPU.
     """
     if optimizer not in OPTIMIZER_STATES:
         raise UsageError(f"unknown optimizer {optimizer!r}; choose from {', '.join(OPTIMIZER_STATES)}")

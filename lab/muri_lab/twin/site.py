@@ -9,14 +9,7 @@ from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Durations in seconds; see docs/testing.md for the source of each figure.
-
-    Attributes:
-        crowd_s: How much longer `join_s` is for each other rank that starts at the same time; 0 where every node has
-            cores to spare, unlike a sandbox, all of whose nodes share a few.
-        crowd_alone_s: How much longer `muri run` takes alone for each job beyond the number of cores that starts at
-            the same time; 0 as for `crowd_s`.
-    """
+    """Durations in seconds; see docs/testing.md for the source of each figure."""
 
     submit_s: float = 0.007  # From sbatch's start to a job in the queue
     read_s: float = 0.012  # A snapshot
@@ -31,8 +24,8 @@ class Delays:
     join_s: float = 0.16  # `muri run`, from its start to the script's first line, in a runtime that is ready
     attach_s: float = 0.03  # The part of that which comes after the runtime has been found
     busy_s: float = 0.07  # How much longer that takes where members of the group are at work already
-    crowd_s: float = 0.0
-    crowd_alone_s: float = 0.0
+    crowd_s: float = 0.0  # more `join_s` for each other rank that starts at once; 0: every node has cores to spare
+    crowd_alone_s: float = 0.0  # more `run_s` for each job beyond the cores that starts at once
     leave_s: float = 0.03  # From the last iteration of a member to the end of its batch script
     notice_s: float = 0.3  # From the end of the last member at work until the placeholder asks whether any is left
     dry_run_s: float = 8.0  # beside its iterations

@@ -70,11 +70,7 @@ def _spans(run: Run, job: str) -> list[tuple[int, int]]:
 
 
 def gaps(spans: Sequence[Sequence[tuple[int, int]]]) -> dict[str, float]:
-    """Microseconds from the end of a member's hold to the begin of the next one's.
-
-    Args:
-        spans: Begin and end of each hold (ns), for each member. Of several, only changes of the member count.
-    """
+    """Return microseconds between holds of different members, given each member's holds as (begin, end) in ns."""
     holds = sorted((begin, end, member) for member, each in enumerate(spans) for begin, end in each)
     found = sorted(
         (after[0] - before[1]) / 1e3 for before, after in pairwise(holds) if len(spans) == 1 or before[2] != after[2]

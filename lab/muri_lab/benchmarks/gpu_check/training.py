@@ -191,12 +191,7 @@ SMOKE_SETS = {"bottlenecks": ("vgg16", "small"), "gpu-bound": ("vgg16",), "small
 
 
 def lp_bound(shares: Sequence[Sequence[float]], cores: int) -> float:
-    """The largest sum of normalized speeds that shares of storage, CPU, GPU and network allow.
-
-    Args:
-        shares: Of each member's time alone.
-        cores: How many members can use the CPU at once; the papers say one.
-    """
+    """Return the largest sum of normalized speeds for shares of storage, CPU (so many cores), GPU and network."""
     storage, cpu, gpu, network = range(len(STAGES))
     scaled = [(each[storage], each[cpu] / cores, each[gpu], each[network]) for each in shares]
     return throughput_bound([Shape(share, 1.0) for share in scaled])
