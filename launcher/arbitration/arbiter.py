@@ -298,11 +298,7 @@ class PausingArbiter(WrappingArbiter):
         return member in self._terms and self._interrupts.get(member, 0) == interrupts
 
     def _await_resumption(self, member: str, interrupts: int) -> float:
-        """Wait until the member is paused no more; returns the seconds.
-
-        Raises:
-            WaitInterruptedError: The wait was interrupted, or the session has ended.
-        """
+        """Wait until the member is paused no more, or its wait is interrupted; returns the seconds."""
         start_s = self._now()
         with self._mutex:
             while member in self._paused and self._interrupts.get(member, 0) == interrupts:

@@ -354,10 +354,7 @@ class LockstepArbiter(Arbiter):
     discipline = "lockstep"
 
     def __init__(
-        self,
-        ordering: Sequence[str | None],
-        now: Clock = MACHINE_CLOCK,
-        idle_limit_s: float = DEFAULT_IDLE_LIMIT_S,
+        self, ordering: Sequence[str | None], now: Clock = MACHINE_CLOCK, idle_limit_s: float = DEFAULT_IDLE_LIMIT_S
     ) -> None:
         super().__init__(now)
         if len(ordering) > STAGE_COUNT:

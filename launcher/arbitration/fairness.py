@@ -284,22 +284,12 @@ class Promises:
         return float("inf") if progress is None else progress.slack_s(now_s)
 
     def choose(
-        self,
-        order: Sequence[str],
-        resource: int,
-        waited_s: Mapping[str, float],
-        now_s: float,
-        *,
-        may_keep: bool = True,
+        self, order: Sequence[str], resource: int, waited_s: Mapping[str, float], now_s: float, *, may_keep: bool = True
     ) -> str | None:
         """Return the member that gets a resource; None to keep it free for one that is about to need it.
 
-        Args:
-            order: The members that want it, in their order without minimum speeds.
-            resource: Index of the resource.
-            waited_s: How long each of those that wait for it has done so within its stage.
-            now_s: The current time.
-            may_keep: Whether it may be kept free.
+        `order` has the members that want it, in their order without minimum speeds; `waited_s` how long each of those
+        that wait has done so within its stage.
         """
         starving = [member for member in order if waited_s.get(member, 0.0) >= LONGEST_WAIT_S]
         if starving:

@@ -537,12 +537,9 @@ class SwitchingArbiter(WrappingArbiter):
             self._begin_switch(Decision(discipline, reason))
 
     def _ask(self, operation: Callable[[str, int], float], member: str, seat: _Seat, resource: int) -> float | None:
-        """Return the seconds waited at the inner arbiter, which `seat.asking` counts already.
+        """Return the seconds waited at the inner arbiter; None if the wait was called back.
 
-        None means that the wait was called back, because the discipline changes or the member was interrupted.
-
-        Raises:
-            WaitInterruptedError: The member has left.
+        `seat.asking` counts the thread already. A member that has left gets a WaitInterruptedError.
         """
         waited_s = None
         try:

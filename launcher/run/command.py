@@ -355,11 +355,7 @@ def _is_python(word: str) -> bool:
 
 
 def _script(word: str) -> tuple[str, str]:
-    """Return the path of a script, and its Python if it is a program of PATH.
-
-    Raises:
-        TargetError: There is none.
-    """
+    """Return the path of a script, and its Python if it is a program of PATH."""
     if word.endswith(".ipynb"):
         raise TargetError(f"{word} is a notebook; make a script of it first: jupyter nbconvert --to script {word}")
     is_script = Path(word).exists() and (not Path(word).is_dir() or Path(word, "__main__.py").exists())

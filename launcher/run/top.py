@@ -282,11 +282,7 @@ class _Use(_Part):
 
 
 def _checked(status: Any) -> dict[str, Any]:
-    """Return a status as it is, if it can be shown, and printed as JSON.
-
-    Raises:
-        ValueError: It is not one of a runtime; the text names the place.
-    """
+    """Return a status as it is, if it can be shown, and printed as JSON; else a ValueError names the place."""
     try:
         _Status.model_validate(status)
     except ValidationError as error:
@@ -316,12 +312,7 @@ def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = T
 
 
 def _read(path: Path, flags: int) -> tuple[Any, float]:
-    """Return a file's JSON and when it was written; a pipe of that name must not keep the reader waiting.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is not JSON.
-    """
+    """Return a file's JSON and when it was written; a pipe of that name must not keep the reader waiting."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags), "rb") as file:
         return json_of(file.read(_LARGEST_STATUS)), os.fstat(file.fileno()).st_mtime
 

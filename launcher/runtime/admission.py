@@ -53,22 +53,15 @@ START_S: Final = 30.0
 
 
 class AdmissionControl:
-    """Lets new members into a runtime.
+    """Lets new members into a runtime that runs in a pilot job.
 
     The connection proves only that its other end belongs to the same user. Which job belongs here, the controller has
-    written into the job's AdminComment, which users cannot change.
-
-    Args:
-        pilot_job: The job that the runtime runs in, None when no job can join.
-        table: The members.
-        membership: Returns the scheduler's interface, when first needed.
+    written into the job's AdminComment, which users cannot change. `membership` returns the scheduler's interface, when
+    first needed.
     """
 
     def __init__(
-        self,
-        pilot_job: str | None,
-        table: MemberTable,
-        membership: Callable[[], Membership] = load_membership,
+        self, pilot_job: str | None, table: MemberTable, membership: Callable[[], Membership] = load_membership
     ) -> None:
         self.pilot_job = pilot_job
         self._table = table
@@ -108,7 +101,7 @@ class MemoryAdmission:
         device_gib: Memory of the GPU; None: the GPU is asked, and without one every member is admitted.
         now: Clock in seconds.
         measured_gib: Returns measured peaks of running members, which count instead.
-        threads: Runs members as threads, and so knows the GPU, if there are any.
+        threads: Knows the GPU, if members run as threads.
     """
 
     def __init__(

@@ -261,12 +261,8 @@ class _Timers:
 class HangWatch:
     """Checks a runtime's members every few seconds.
 
-    Args:
-        running: Returns the sessions under way.
-        arbiter: Knows which member obstructs others, and which one waits for its turn.
-        timeout_s: How long a member may be idle, unless its environment says otherwise.
-        exchange: In a group of several ranks; these decide together.
-        now: Clock in seconds.
+    A member may be idle for `timeout_s`, unless its environment says otherwise. In a group of several ranks `exchange`
+    decides, together with the others.
     """
 
     def __init__(
@@ -397,11 +393,6 @@ class SuspensionWatch:
 
     The member's `muri run` is one of them, and the runtime knows its process from the socket. Depending on
     ProctrackType Slurm stops it by SIGSTOP or by the freezer of its control group; the kernel shows both.
-
-    Args:
-        running: Returns the sessions under way.
-        arbiter: Grants a paused member nothing.
-        is_suspended: Tells whether a process is suspended.
     """
 
     def __init__(

@@ -47,21 +47,13 @@ class RankLinkError(MuriError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of one runtime in its group.
+    """The place of one runtime in its group."""
 
-    Attributes:
-        rank: Its number, 0 to `world_size` - 1.
-        world_size: Runtimes of the group, one per GPU.
-        host: Address on which rank 0 listens.
-        port: Its TCP port.
-        key: The group's shared secret.
-    """
-
-    rank: int
-    world_size: int
-    host: str
-    port: int
-    key: bytes
+    rank: int  # 0 to `world_size` - 1
+    world_size: int  # runtimes of the group, one per GPU
+    host: str  # address on which rank 0 listens
+    port: int  # its TCP port
+    key: bytes  # the group's shared secret
 
 
 class RankLink:

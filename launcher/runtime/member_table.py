@@ -76,11 +76,8 @@ class SpeedMeter:
 class Measurement:
     """The measurement of one session, whose clock tells only it of iterations, in any thread; one thread looks.
 
-    Args:
-        session: The session.
-        is_undisturbed: Tells whether stages now take the time that they take alone.
-        tells_early: Whether its first means are told, sure or not: nothing better is known of the model.
-        now_s: The time, seconds since the epoch.
+    `is_undisturbed` tells whether stages now take the time that they take alone. With `tells_early` the first means are
+    told, sure or not: nothing better is known of the model. `now_s` gives seconds since the epoch.
     """
 
     def __init__(
@@ -210,11 +207,7 @@ class Member:
         return self.state == "running" and not (self.session is not None and self.session.paused)
 
     def status(self, *, alone: bool = False) -> dict[str, object]:
-        """Return the member's part of the status file.
-
-        Args:
-            alone: Whether no other member is running: then no minimum speed can be missed, as it holds in a group.
-        """
+        """Return the member's part of the status file; alone, it can miss no minimum speed, which holds in a group."""
         session, expected = self.session, self.spec
         records = [] if session is None else list(session.clock.recent)
         count = len(records) or 1
@@ -260,14 +253,9 @@ class Member:
 
 
 class MemberTable:
-    """The members by job id; safe to use from several threads.
+    """The members of a planned group by job id; safe to use from several threads.
 
-    Args:
-        group: The group as it was planned.
-
-    Attributes:
-        discipline: The planned one.
-        changed: Set whenever a session starts or ends; the waiting thread clears it.
+    `changed` is set whenever a session starts or ends; the waiting thread clears it.
     """
 
     def __init__(self, group: GroupSpec) -> None:

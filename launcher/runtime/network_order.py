@@ -95,12 +95,7 @@ class RankedArbiter(WrappingArbiter):
 
 
 class Leader(RankedArbiter):
-    """Rank 0, whose order the other ranks follow.
-
-    Args:
-        publish: Tells the other ranks of a grant: the member and its session's key.
-        others: The other ranks' numbers.
-    """
+    """Rank 0, whose order the other ranks follow: `publish` tells them of a grant's member and session key."""
 
     def __init__(self, publish: Callable[[str, str], None], others: frozenset[int]) -> None:
         super().__init__(FairArbiter(keeps_free=False))
@@ -166,11 +161,7 @@ class Leader(RankedArbiter):
 
 
 class Follower(RankedArbiter):
-    """Any other rank: the network is granted in rank 0's sequence.
-
-    Args:
-        on_join: Called when a session has started, with the member and its session's key.
-    """
+    """Any other rank: the network is granted in rank 0's sequence; `on_join` is called when a session has started."""
 
     def __init__(self, on_join: Callable[[str, str], None]) -> None:
         self._fair = FairArbiter(orders={NETWORK: self._next}, keeps_free=False)

@@ -100,17 +100,9 @@ class PortTakenError(RankLinkError):
 
 
 class Ranks:
-    """Connects one runtime of a group with the others.
+    """Connects one runtime, at its place, with the others; `arbiter` is the one of this rank.
 
-    Attributes:
-        place: Rank and address of this runtime.
-        arbiter: The arbiter of this rank.
-
-    Args:
-        place: Of this runtime.
-        table: The sessions.
-        end_runtime: Makes the runtime end its sessions and itself.
-        clock: For the wait for the other ranks.
+    `end_runtime` makes the runtime end its sessions and itself; `clock` is for the wait for the other ranks.
     """
 
     def __init__(
@@ -203,10 +195,7 @@ class Ranks:
     def exchange(self, findings: list[Finding], interval_s: float, timeout_s: float) -> None:
         """Report the findings of this rank, end members that are idle on all ranks, and notice silent ranks.
 
-        Args:
-            findings: On the members here.
-            interval_s: Seconds until the next call.
-            timeout_s: How long a member may be idle; 0: for ever.
+        It is called every `interval_s` seconds; a member may be idle for `timeout_s`, 0 for ever.
         """
         for finding in findings:
             member, must_work = finding.session.member, finding.must_work

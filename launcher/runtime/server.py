@@ -55,15 +55,7 @@ class Connection:
 
 
 class SessionFactory:
-    """Makes a session for an attach request.
-
-    Args:
-        arbiter: Asked by the sessions.
-        spec_of: Returns the plan's figures of a member.
-        trace: Where stages are noted.
-        start: Starts the supervisors of scripts with a process of their own.
-        threads: Runs some members as threads; all others, those that join later among them, get a process of their own.
-    """
+    """Makes a session for an attach request: a thread if `threads` takes it, else a process that `start` starts."""
 
     def __init__(
         self,
@@ -100,16 +92,7 @@ class SessionFactory:
 
 
 class Server:
-    """Listens under one socket and a name per member.
-
-    Args:
-        run_dir: The private directory of the sockets.
-        members: Job ids of the members.
-        table: Where sessions are noted.
-        factory: Makes the sessions.
-        ranks: The other ranks of the group, if it has several.
-        admission: Lets new members in; None if no job can join.
-        memory: Keeps members out for which the GPU has no memory.
+    """Listens under one socket in the run directory, and a name per member.
 
     Attributes:
         end_cause: Why the runtime ends, if it was not told to.

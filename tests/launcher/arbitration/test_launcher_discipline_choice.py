@@ -92,11 +92,7 @@ def even(**totals: float) -> dict[str, list[float]]:
 MEASURED = {
     "real jobs on two cores": (
         {"a": 0.028, "b": 0.041, "c": 0.081, "d": 0.1},
-        {
-            "fair": [0.71, 0.63, 0.25, 0.75],
-            "plain": [0.76, 0.49, 0.31, 1.0],
-            "lockstep": [0.18, 0.26, 0.54, 0.33],
-        },
+        {"fair": [0.71, 0.63, 0.25, 0.75], "plain": [0.76, 0.49, 0.31, 1.0], "lockstep": [0.18, 0.26, 0.54, 0.33]},
     ),
     "equal iterations, four bottlenecks": (
         dict.fromkeys("abcd", 0.5),
@@ -110,10 +106,7 @@ MEASURED = {
         {"a": 0.3, "b": 0.2},
         {"fair": [0.5, 0.5], "plain": [0.7, 0.7], "lockstep": [0.45, 0.45]},
     ),
-    "lockstep is best": (
-        dict.fromkeys("abc", 2.0),
-        {"fair": [0.75] * 3, "plain": [0.6] * 3, "lockstep": [0.85] * 3},
-    ),
+    "lockstep is best": (dict.fromkeys("abc", 2.0), {"fair": [0.75] * 3, "plain": [0.6] * 3, "lockstep": [0.85] * 3}),
     "iterations of ten seconds": (
         {"a": 10.0, "b": 6.0, "c": 8.0},
         {"fair": [0.7] * 3, "plain": [0.55] * 3, "lockstep": [0.5] * 3},

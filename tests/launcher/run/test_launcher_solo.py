@@ -52,8 +52,7 @@ SEEN = "import sys; print(sys.argv, sys.path, __name__, __file__); sys.exit(3)"
 
 
 @pytest.mark.parametrize(
-    ("text", "code"),
-    [(SEEN, 3), ("import muri\nfor b in muri.batches([1]):\n with muri.stage('load'): print(b)", 0)],
+    ("text", "code"), [(SEEN, 3), ("import muri\nfor b in muri.batches([1]):\n with muri.stage('load'): print(b)", 0)]
 )
 def test_alone_it_is_python(launcher: Launcher, text: str, code: int) -> None:
     assert compare(launcher, text, *ARGUMENTS) == code

@@ -17,15 +17,7 @@ from polling import DEADLINE_S, until
 from rich.console import Console
 
 from muri.launcher.run import top
-from muri.launcher.run.top import (
-    Found,
-    GroupView,
-    NoGroupError,
-    find_groups,
-    read_group,
-    render,
-    sort_members,
-)
+from muri.launcher.run.top import Found, GroupView, NoGroupError, find_groups, read_group, render, sort_members
 
 MURI = [sys.executable, "-c", "from muri.cli import main; main()"]
 LOOP = """

@@ -17,11 +17,7 @@ class Group:
         self.now_s = 0.0
         self.measured_gib: dict[str, float] = {}
         self.admission = MemoryAdmission(
-            need_gib,
-            lambda: list(self.sessions.values()),
-            device_gib,
-            lambda: self.now_s,
-            lambda: self.measured_gib,
+            need_gib, lambda: list(self.sessions.values()), device_gib, lambda: self.now_s, lambda: self.measured_gib
         )
 
     def start(self, member: str, isolation: str = "thread") -> None:
