@@ -51,9 +51,10 @@ def controller(
       muri-controller --interval 360        a cycle every six minutes, and soon after each arrival or end
       muri-controller --events              only the latter, where a timer calls --once
     """
-    from muri.slurm_plugin.controller.assemble import read_trusted_config
+    from muri.slurm_plugin.controller.assemble import open_controller, read_trusted_config
     from muri.slurm_plugin.controller.loop import serve_forever, serve_on_events, serve_once
     from muri.slurm_plugin.controller.surroundings import StopSignal
+    from muri.slurm_plugin.planning.actions import render_action
 
     if sum((once, interval_s is not None, events, dry_run)) != 1:
         raise UsageError("say one of --once, --interval SECONDS, --events or --dry-run")
@@ -62,7 +63,10 @@ def controller(
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)
     config = read_trusted_config(config_file)
     if dry_run:
-        _print_decision(config)
+        with open_controller(config, look_only=True) as instance:
+            decision = instance.decision()
+        for action in decision.repairs + decision.actions:
+            click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
         return
     if os.geteuid() != 0:
         raise UsageError(
@@ -80,16 +84,6 @@ def controller(
         serve_once(config, stop)
     else:
         serve_forever(config, interval_s, stop)
-
-
-def _print_decision(config: Config) -> None:
-    from muri.slurm_plugin.controller.assemble import open_controller
-    from muri.slurm_plugin.planning.actions import render_action
-
-    with open_controller(config, look_only=True) as instance:
-        decision = instance.decision()
-    for action in decision.repairs + decision.actions:
-        click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
 
 
 def controller_main() -> None:

@@ -263,20 +263,17 @@ def measured_lines(job: "JobStatus") -> list[str]:
         parts = zip(STAGES, job.stage_s, job.wait_s, strict=True)
         times = ", ".join(f"{stage} {held * 1e3:.1f} + {wait * 1e3:.1f}" for stage, held, wait in parts)
         lines.append(f"Milliseconds per iteration in each stage + waiting for its resource: {times}.")
-    if job.use is not None and (used := _use_text(JobUse(**job.use))):
-        lines.append(f"It uses {used}.")
-    return lines
-
-
-def _use_text(use: JobUse) -> str:
-    parts = (
+    use = JobUse(**(job.use or {}))
+    figures = (
         (use.cpu_cores, "{:.1f} cores"),
         (use.mem_gib, "{:.1f} GiB"),
         (use.disk_mib_per_s, "{:.1f} MiB/s of disks"),
         (use.gpu_utilisation, "{:.0%} of a GPU"),
         (use.gpu_mem_gib, "{:.1f} GiB of GPU memory"),
     )
-    return ", ".join(form.format(value) for value, form in parts if value is not None)
+    if used := ", ".join(form.format(value) for value, form in figures if value is not None):
+        lines.append(f"It uses {used}.")
+    return lines
 
 
 def _save(config_file: Path | None, file: Path) -> None:

@@ -40,7 +40,19 @@ class SlurmMembership:
 
     def place_of(self, job_id: str) -> Place | None:
         """As `await_place`, but a GatewayError where Slurm has no answer now."""
-        return place_in(job_id, job_record(int(job_id)).admin_comment)
+        admin_comment = job_record(int(job_id)).admin_comment
+        state = tags.parse_state(admin_comment)
+        if state is None:  # a damaged tag has no pilot
+            return Place("", MemberSpec(job_id)) if tags.is_member(admin_comment) else None
+        planned = tags.parse_plan(admin_comment) or tags.Planned()
+        member = MemberSpec(
+            job_id,
+            solo_iteration_s=planned.solo_iteration_s,
+            predicted_speed=planned.speed,
+            accumulate_steps=state.accumulate_steps,
+            min_speed=state.min_speed,
+        )
+        return Place(str(state.pilot), member)
 
     def requeue(self, job_id: str, reason: str) -> None:
         """Put the job back into the queue, where it waits until the controller gives it its own GPUs.
@@ -103,22 +115,6 @@ class SlurmMembership:
     def declare_checkpoint(self, job_id: str, run: int) -> None:
         """Note in the job's own comment that this run of it has a checkpoint; a GatewayError where Slurm refuses."""
         _set_token(job_record(int(job_id)), tags.CHECKPOINT_PREFIX, run)
-
-
-def place_in(job_id: str, admin_comment: str) -> Place | None:
-    """Return a job's place in a group by its AdminComment; one without a pilot where the tag is damaged."""
-    state = tags.parse_state(admin_comment)
-    if state is None:
-        return Place("", MemberSpec(job_id)) if tags.is_member(admin_comment) else None
-    planned = tags.parse_plan(admin_comment) or tags.Planned()
-    member = MemberSpec(
-        job_id,
-        solo_iteration_s=planned.solo_iteration_s,
-        predicted_speed=planned.speed,
-        accumulate_steps=state.accumulate_steps,
-        min_speed=state.min_speed,
-    )
-    return Place(str(state.pilot), member)
 
 
 def _requeue_to_gate(record: JobRecord) -> None:

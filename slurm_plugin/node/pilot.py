@@ -52,15 +52,20 @@ KEY_VARIABLE, PORT_VARIABLE = "MURI_GROUP_KEY", "MURI_GROUP_PORT"
 
 
 def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
-    """Return the step that runs the runtime, one task for each of the group's GPUs."""
-    step, ranks = step_options(group)
+    """Return the step that runs the runtime, one task for each of the group's GPUs.
+
+    Slurm numbers the tasks, the ranks; rank 0 is on the node where this pilot runs, which srun tells the others.
+    """
+    nodes, gpus = group.node_count, group.gpus_per_node
+    tasks = nodes * gpus
+    layout = [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={gpus}", "--distribution=block"]
     return [
-        "srun", *step, "--kill-on-bad-exit=1", "--unbuffered",
+        "srun", *(layout if tasks > 1 else ["--ntasks=1"]), "--kill-on-bad-exit=1", "--unbuffered",
         members_python(group) or sys.executable, "-m", "muri.launcher.runtime.main", "--steps",
         "--group", group.to_text(),
         "--run-dir", str(run_dir),
         "--status-file", str(status),
-        *ranks,
+        *(["--world-size", str(tasks)] if tasks > 1 else []),
         *(["--trace", str(status.with_suffix(".trace.json"))] if group.trace else []),
     ]  # fmt: skip
 
@@ -203,18 +208,6 @@ def _has_served(path: Path, now_s: float) -> bool:
         kept = path.suffixes not in ([".json"], [".use", ".json"])
         return now_s - path.lstat().st_mtime > (_KEEP_LOGS_S if kept else _KEEP_STATUS_S)
     return False
-
-
-def step_options(group: GroupSpec) -> tuple[list[str], list[str]]:
-    """Return the options of srun and of each runtime for the group's ranks.
-
-    Slurm numbers the tasks; rank 0 is on the node where this pilot runs, which srun tells the others.
-    """
-    nodes, gpus = group.node_count, group.gpus_per_node
-    if nodes * gpus == 1:
-        return ["--ntasks=1"], []
-    step = [f"--nodes={nodes}", f"--ntasks={nodes * gpus}", f"--ntasks-per-node={gpus}", "--distribution=block"]
-    return step, ["--world-size", str(nodes * gpus)]
 
 
 def members_python(group: GroupSpec) -> str:
