@@ -27,7 +27,7 @@ def is_defined(dotted):
     """Return whether a dotted name is a package, a module, or a word of the module that its first part names."""
     names = dotted.split(".")[1:]
     place = ROOT if (ROOT / names[0]).is_dir() else ROOT / "muri"
-    while names and (place / names[0]).is_dir():
+    while names and (place / names[0] / "__init__.py").is_file():
         place /= names.pop(0)
     named_module = bool(names) and (place / f"{names[0]}.py").is_file()
     text = (place / (f"{names.pop(0)}.py" if named_module else "__init__.py")).read_text()
