@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Final, NoReturn
+from typing import Any, Callable, Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
@@ -148,9 +148,11 @@ class BoundaryCheckpointer:
             return
         if self.position.in_other_loop:
             return
-        self.position.batch_done()
+        self.position.batch += 1
         if self._saved_to_stop(self._clock.recent_iteration_s()):
-            end_script(self.iteration)
+            _say(f"saved at iteration {self.iteration}, the script stops")
+            requeue_if_wanted()
+            raise ScriptStoppedError(STOPPED_CODE)
 
     def own_boundary(self) -> bool:
         """Save at the end of an iteration of a loop that marks no stages, if it is time to.
@@ -288,13 +290,6 @@ def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool)
                 _chain(number, checkpointer)
     if environment.get("SLURM_JOB_ID") and wants_requeue(environment) and first_rank:
         threading.Thread(target=_declare, args=(environment,), name="declare-checkpoint", daemon=True).start()
-
-
-def end_script(iteration: int) -> NoReturn:
-    """End the calling script, which was saved; alone, requeue its job if its submit option asks for that."""
-    _say(f"saved at iteration {iteration}, the script stops")
-    requeue_if_wanted()
-    raise ScriptStoppedError(STOPPED_CODE)
 
 
 def requeue_if_wanted() -> None:

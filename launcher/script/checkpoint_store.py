@@ -348,10 +348,6 @@ class LoaderPosition:
         self._start = capture_generators(self._generators)
         return iter(loader)
 
-    def batch_done(self) -> None:
-        """Note that the training loop asks for its next batch."""
-        self.batch += 1
-
     def left(self) -> None:
         """Note that a loop was left with `break`."""
         if self._others:

@@ -85,7 +85,12 @@ class CachedDataset:
         self._few = min(_FEW, length) if is_trial else None
         self._room = room_of(os.environ) if gib is None else None
         if gib is not None:
-            _check_size(gib, length)
+            if isinstance(gib, bool) or not isinstance(gib, (int, float)) or not (math.isfinite(gib) and gib > 0):
+                raise CacheError(f"muri.cache: gib is {gib!r}; give the memory in GiB, for example gib=4")
+            table_gib = SharedItems.table_bytes(length) / GIB
+            if table_gib >= gib:
+                table = f"the table of {length} items alone takes {table_gib:.3g} GiB"
+                raise CacheError(f"muri.cache: gib={gib:g} is too little: {table}")
             self._items = SharedItems(length, int(gib * GIB))
             return
         if self._room is None:
@@ -206,16 +211,6 @@ def _length(dataset: Any) -> int:
         wanted = f"; it has no {' and no '.join(lacks)}" if lacks else ""
         raise CacheError(f"muri.cache needs a map-style dataset with __len__ and __getitem__, not {what}{wanted}")
     return len(dataset)
-
-
-def _check_size(gib: float, length: int) -> None:
-    if isinstance(gib, bool) or not isinstance(gib, (int, float)) or not (math.isfinite(gib) and gib > 0):
-        raise CacheError(f"muri.cache: gib is {gib!r}; give the memory in GiB, for example gib=4")
-    needed = SharedItems.table_bytes(length)
-    if needed >= gib * GIB:
-        raise CacheError(
-            f"muri.cache: gib={gib:g} is too little: the table of {length} items alone takes {needed / GIB:.3g} GiB"
-        )
 
 
 _all_items: weakref.WeakSet[SharedItems] = weakref.WeakSet()

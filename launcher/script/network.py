@@ -106,12 +106,6 @@ class Communication:
                 self._changed.notify_all()
 
 
-def communication_of(watch: Watch) -> Communication:
-    """The script's communication thread."""
-    communication: Communication = watch.memory.setdefault(_COMMUNICATION_KEY, Communication(watch))
-    return communication
-
-
 def drain(watch: Watch) -> None:
     """Wait until the communication thread has sent everything, without holding a resource."""
     communication: Communication | None = watch.memory.get(_COMMUNICATION_KEY)
@@ -213,7 +207,7 @@ class GradientSender:
         watch = self._watch()
         if watch is None:
             return self._start(bucket)
-        communication = communication_of(watch)
+        communication: Communication = watch.memory.setdefault(_COMMUNICATION_KEY, Communication(watch))
         future = communication.submit(lambda: self._start(bucket).wait(), bucket.buffer())
         if bucket.is_last():
             with ExitStack() as waiting:

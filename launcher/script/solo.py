@@ -33,12 +33,6 @@ from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE
 RUNNER: Final = ("-m", "muri.launcher.script.solo")
 
 
-def install_in_launchers() -> None:
-    """Let launchers that this process is, or becomes, start scripts under Muri's runner."""
-    after_import("torch.distributed.launcher.api", _reach_ranks)
-    after_import("accelerate.utils.launch", _reach_accelerate)
-
-
 def under_runner(command: Sequence[str]) -> list[str]:
     """The command with Muri's runner before the script; unchanged if it runs another program than this Python."""
     python, *arguments = command
@@ -111,7 +105,9 @@ def main(arguments: list[str]) -> None:
         # Python put it first for `-m muri.launcher.script.solo`, unless it was deleted.
         sys.path[: cwd in sys.path[:1]] = script.own_directories(target, module, cwd, "")[:1]
     sys.argv[:] = ["-m" if module else target, *rest]
-    install_in_launchers()  # before a module's package is imported, which may be one of them
+    # Launchers that this process is, or becomes, start scripts under this runner; a module's package may be one.
+    after_import("torch.distributed.launcher.api", _reach_ranks)
+    after_import("accelerate.utils.launch", _reach_accelerate)
     try:
         loaded = _load(target, module, rest)
     except script.ScriptError as error:

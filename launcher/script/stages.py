@@ -38,12 +38,6 @@ class Lease(NamedTuple):
     revocable: bool = False  # the script has called `muri.checkpoint`; Muri stops no job without one
 
 
-def current_lease() -> Lease:
-    """The calling script's lease."""
-    checkpointer = current_checkpointer()
-    return Lease() if checkpointer is None else Lease(not checkpointer.stop_asked, True)
-
-
 logger = logging.getLogger("muri.launcher")
 
 Batch = TypeVar("Batch")
@@ -132,7 +126,8 @@ class batches(Generic[Batch]):
     @property
     def lease(self) -> Lease:
         """Whether the job may go on, as of now: see docs/checkpoints.md."""
-        return current_lease()
+        checkpointer = current_checkpointer()
+        return Lease() if checkpointer is None else Lease(not checkpointer.stop_asked, True)
 
     def __len__(self) -> int:
         """Batches per epoch, if the loader knows."""
