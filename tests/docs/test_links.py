@@ -11,8 +11,6 @@ ROOMS = "lab|bin|docs|etc|examples|launcher|muri|policies|profiler|sandbox|scrip
 LINK = re.compile(r"\]\(([^)#\s]*)#?([^)\s]*)\)")
 FILE = re.compile(rf"(?<![\w/.~$-])(?:{ROOMS})/[\w./-]*\w|`([\w.-]+(?:/[\w.-]+)+\.(?:py|c|lua|yaml|md))`")
 MODULE = re.compile(r"(?<![\w/:])muri(?:\.[a-zA-Z_]+)+")
-# Made by a command that the page shows.
-BUILT = {"slurm_plugin/spank/build/muri_try"}
 # Files of a site, a unit, the Lua module and a group of entry points.
 NO_MODULES = {"muri.yaml", "muri.mount", "muri.lua", "muri.submit", "muri.modify", "muri.gate", "muri.schedulers"}
 
@@ -44,7 +42,7 @@ def test_what_a_page_names_exists(page):
         file = (page.parent / target).resolve() if target else page
         if not file.exists() or (fragment and fragment not in fragments(file)):
             missing.append(f"link {target}#{fragment}")
-    files = {match[0].strip("`") for match in FILE.finditer(text)} - BUILT
+    files = {match[0].strip("`") for match in FILE.finditer(text)}
     missing += [f"file {name}" for name in sorted(files) if not (ROOT / name).exists()]
     modules = set(MODULE.findall(text)) - NO_MODULES
     missing += [f"module {name}" for name in sorted(modules) if not is_defined(name)]

@@ -147,7 +147,7 @@ ATTACKS = {
              cc -fanalyzer -Wall -Wextra -Wshadow -Wconversion -Wformat=2 -O1 -c -o /dev/null $file; done; echo $file
            for unit in $plugin/../etc/systemd/muri-*.service; do
              systemd-analyze security --offline=true $unit | sed -n 's/.*level for \(.*\): \(...\).*/\1 \2/p'; done""",
-        r"\S+/try_main.c\n" + "".join(f"{unit} {level}\n" for unit, level in EXPOSURES.items()),
+        r"\S+/spank.c\n" + "".join(f"{unit} {level}\n" for unit, level in EXPOSURES.items()),
     ),
 }
 

@@ -12,14 +12,16 @@ from option_sources import JOB_SUBMIT_SOURCE, SPANK_SOURCE, Outcome
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shows what sbatch would send."""
-    build = tmp_path_factory.mktemp("spank-build")
-    command = ["make", "-s", "-C", str(SPANK_SOURCE), f"BUILD={build}", "muri_try"]
+    """A program that shows what sbatch would send."""
+    target = tmp_path_factory.mktemp("spank-build") / "muri_try"
+    sources = [SPANK_SOURCE / f"{name}.c" for name in ("options", "command_line", "facts")]
+    sources.append(Path(__file__).with_name("try_main.c"))
     # The sanitizers turn a read or write out of bounds into a failed test.
-    command.append("CFLAGS=-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all")
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_POSIX_C_SOURCE=200809L"]
+    flags += ["-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-Wformat=2", "-I", SPANK_SOURCE]
+    built = subprocess.run(["cc", "-std=c11", *flags, "-o", target, *sources], capture_output=True, check=False)
     assert built.returncode == 0, built.stderr
-    return build / "muri_try"
+    return target
 
 
 @pytest.fixture(scope="session")

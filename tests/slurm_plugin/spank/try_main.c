@@ -1,5 +1,5 @@
 /*
- * What sbatch would send to slurmctld, without Slurm: for the tests and for a look by hand.
+ * Prints what sbatch would send to slurmctld, without Slurm.
  *
  *   muri_try options cli:--muri=model=a script:--muri env:alone cli:--no-muri
  *   muri_try facts N WORD…
