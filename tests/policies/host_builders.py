@@ -1,4 +1,4 @@
-"""Requests with CPUs and host memory, and what a plan does with them."""
+"""Requests with CPUs and host memory, and their plans."""
 
 import dataclasses
 from collections import Counter

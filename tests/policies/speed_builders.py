@@ -35,7 +35,7 @@ def one_group(size):
 
 
 def rotation_period(seats):
-    """Seconds of a full turn: seats[q] holds the stages of whoever starts with resource q, or None."""
+    """Seconds of a full turn: seats[q] holds the stages of the job that starts with resource q, or None."""
     resources = len(seats)
     total = 0.0
     for _ in range(resources):

@@ -27,7 +27,7 @@ def everyone_decided(plan):
 @pytest.mark.parametrize("name", policy_names())
 def test_a_job_larger_than_its_partition_costs_nothing(name, whole_sets_only):
     nodes = [make_cluster_node(f"n{number}", 2) for number in range(2)]
-    # Both nodes are taken, so that policies also look whom the large jobs could join.
+    # Both nodes are taken, so that policies also look for groups that the large jobs could join.
     busy = [Running((make_job(90 + number, "gpu", gpu_count=2, remaining_s=1e5, gpu_utilization=0.1),),
                     (NodeShare(f"n{number}", 2, (0, 1)),)) for number in range(2)]  # fmt: skip
     nodes = [dataclasses.replace(node, free_gpus=0, islands=()) for node in nodes]

@@ -170,7 +170,7 @@ def metadata_of(site, name, version="1.0", **targets):
 
 @pytest.fixture
 def muri(monkeypatch, capsys):
-    """Runs a command where the distributions of a site are installed, and tells what it said."""
+    """Runs a command where the distributions of a site are installed, and returns its output."""
 
     def run(site, *words):
         monkeypatch.setenv("COLUMNS", "80")

@@ -1,4 +1,4 @@
-"""Goodput: throughput over GPUs times what a larger batch is worth."""
+"""Goodput: throughput over GPUs times the worth of a larger batch."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_more_gpus_take_a_larger_batch_only_where_that_pays():
 
 
 def test_a_batch_model_pays_its_fixed_part_in_every_accumulation_step():
-    """α = 1 s, β·B = 4 s on 2 GPUs; one GPU computes both halves: 2·(1 + 4) s, and synchronizes with nobody."""
+    """α = 1 s, β·B = 4 s on 2 GPUs; one GPU computes both halves: 2·(1 + 4) s, and synchronizes with none."""
     model = BatchModel(8, 1.0, 0.5, communicate_s=3.0, overlap_exponent=float("inf"))
     assert 1 / goodput(model, 2, 2) == pytest.approx(5)
     assert 1 / goodput(model, 2, 1) == pytest.approx(10)

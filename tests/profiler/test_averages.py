@@ -1,4 +1,4 @@
-"""What a model of which nothing is known is planned with."""
+"""Figures with which an unknown model is planned."""
 
 import pytest
 

@@ -134,7 +134,7 @@ def test_the_thread_keeps_no_process_alive_and_delays_no_fork():
 
 
 def test_costly_samples_are_taken_less_often(monkeypatch):
-    """On a clock that stands still but for what a sample takes: 20 ms of CPU time pay for 5 s."""
+    """On a clock that moves only by a sample's own time: 20 ms of CPU time pay for 5 s."""
     clock_s, paused_s = [0.0], []
     clock = SimpleNamespace(perf_counter=lambda: clock_s[0], thread_time=lambda: clock_s[0])
     monkeypatch.setattr(usage_module, "time", clock)

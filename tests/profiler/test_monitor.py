@@ -15,7 +15,7 @@ JOBS = {"1": SCRIPT, "2": IDLE}
 
 
 class Machine:
-    """What a node and the processes of its jobs have used so far; time passes only where a test says so."""
+    """Usage of a node and the processes of its jobs so far; time passes only where a test says so."""
 
     def __init__(self):
         self.now_s, self.look_costs_s, self.thread_s = 1000.0, 0.0, 0.0

@@ -94,7 +94,7 @@ def test_a_store_that_another_process_makes_meanwhile_is_no_foreign_one(path, re
 
 @contextmanager
 def locked_for(path, seconds, clock):
-    """The store's lock, held by somebody else for some virtual seconds from now on."""
+    """The store's lock, held by another process for some virtual seconds from now on."""
     others = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     others.execute("BEGIN IMMEDIATE")
 
@@ -246,7 +246,7 @@ def _as_ordinary_user(action, results):
 
 
 def _run_as_ordinary_user(folder, action, mode=0o555):
-    """Run in a child without write permission; forked, for nobody may read the interpreter's files."""
+    """Run in a child without write permission; forked, as others may not read the interpreter's files."""
     folder.chmod(mode)
     context = multiprocessing.get_context("fork")
     results = context.Queue()

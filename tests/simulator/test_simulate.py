@@ -1,4 +1,4 @@
-"""The command `muri simulate`; lab/tests/sweep has the cases of what it shares with `muri-lab sweep`."""
+"""The command `muri simulate`; lab/tests/sweep has the cases that it shares with `muri-lab sweep`."""
 
 import json
 from importlib.metadata import EntryPoints

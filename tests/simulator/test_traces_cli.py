@@ -80,7 +80,7 @@ def test_import_counts_what_it_leaves_out(helios_path: Path, capsys: pytest.Capt
 def test_import_reads_and_writes_pipes_in_utf_8() -> None:
     command = [sys.executable, "-c", MURI, "trace", "import", "--from", "helios", "--skip-bad-rows", "-"]
     text = HELIOS.replace("ann", "änn").encode()
-    environment = {"PYTHONIOENCODING": "latin-1"}  # what a locale other than UTF-8 amounts to
+    environment = {"PYTHONIOENCODING": "latin-1"}  # like a locale other than UTF-8
     finished = subprocess.run(command, input=text, env=environment, capture_output=True, check=True)
     header, row = finished.stdout.decode("utf-8").splitlines()
     assert header.startswith("job_id,user,submit_s,gpu_count,iterations,model")

@@ -1,4 +1,4 @@
-"""Jobs that wait, groups at work, and what a cycle decides about them."""
+"""Jobs that wait, groups at work, and a cycle's decisions about them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ def cycle_of(
     jobs: Iterable[Job], nodes: Sequence[Node], *reservations: Reservation, limits: SiteLimits = NO_SITE_LIMITS,
     known: Iterable[StageProfile] = FOUR_KINDS, traits: KnownTraits | None = None, **config: Any,
 ) -> CycleInput:  # fmt: skip
-    """What a cycle decides on; `config` is what differs from the shipped configuration and, as `tuning`, constants."""
+    """Return the input of a cycle; `config` differs from the shipped configuration and, as `tuning`, from constants."""
     snapshot = Snapshot(
         NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), reservations, limits=limits, gpu_removal=GPUS_REMOVABLE
     )
@@ -65,7 +65,7 @@ def cycle_of(
 
 
 def decided(jobs: Iterable[Job], nodes: Sequence[Node], *reservations: Reservation, **changes: Any) -> Decision:
-    """What a cycle decides; `changes` as `cycle_of` takes them."""
+    """Return a cycle's decision; `changes` as `cycle_of` takes them."""
     cycle = cycle_of(jobs, nodes, *reservations, **changes)
     return decide(cycle, policy_of(cycle.config))
 

@@ -104,7 +104,7 @@ def stored(folder):
 
 
 def planned_with(make_controller, reads=None, detail=None, cpus=None):
-    """Slurm, once job 2 is planned with what a dry run has told of its dataset, its first CPU count and its CPUs."""
+    """Slurm, once job 2 is planned with a dry run's report of its dataset, its first CPU count and its CPUs."""
     slurm = site()
     slurm.nodes = {name: replace(node, mem_mib=64_000) for name, node in slurm.nodes.items()}
     slurm.jobs[2] = replace(slurm.jobs[2], mem_per_node_mib=3000)

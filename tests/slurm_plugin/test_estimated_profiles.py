@@ -1,4 +1,4 @@
-"""What is planned for models that are not measured yet, or not surely: who is measured, and who waits for that."""
+"""Plans for models that are not measured yet, or not surely: who is measured, and who waits for that."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Fetching in the script's own process: where a fetch lets others go first, and what a loader says of itself."""
+"""Fetching in the script's own process: where a fetch lets others go first, and a loader's own report."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_yield_points_lie_between_samples_or_around_a_batch_also_in_a_subset(tol
 
 def test_a_loader_says_how_far_it_works_ahead(monkeypatch):
     heard, clock = [], StageClock()
-    clock.report_prefetch_depth(DataLoader([1], num_workers=2))  # nobody listens
+    clock.report_prefetch_depth(DataLoader([1], num_workers=2))  # no listener
     clock.on_prefetch_depth = lambda depth, period: heard.append((depth, period))
     clock.report_prefetch_depth(DataLoader([1], num_workers=2))
     clock.report_prefetch_depth(DataLoader([1], num_workers=2, prefetch_factor=5))

@@ -1,4 +1,4 @@
-"""What a dry run learns of the dataset in `muri.cache`: its size, what an iteration reads, and how fast storage is."""
+"""A dry run measures the dataset in `muri.cache`: its size, reads of an iteration, and the speed of storage."""
 
 import time
 from array import array
@@ -34,7 +34,7 @@ class Batched(Slow):
 
 
 def counted(*fetches):
-    """What is told after fetches of (start, end, blocked) milliseconds, one item of 1 MiB in each."""
+    """Return the report after fetches of (start, end, blocked) milliseconds, one item of 1 MiB in each."""
     reads = DatasetReads(memoryview(array("q", [0] * WORDS)), 50)
     for start, end, blocked in fetches:
         reads.iteration_ended()

@@ -1,4 +1,4 @@
-"""What a dry run tells of a script that threads of one process could not keep apart."""
+"""A dry run reports scripts that threads of one process could not keep apart."""
 
 import textwrap
 import time
@@ -45,7 +45,7 @@ USES = [
 
 
 def dangers(launcher: Launcher, text: str, limits: str = "8:2") -> set[str]:
-    """What a dry run of a script tells."""
+    """Return the report of a script's dry run."""
     code, result = launcher.dry_run(limits, launcher.script(text))
     assert code == 0, launcher.err(None)
     return set(result["detail"]["dangers"])

@@ -15,7 +15,7 @@ from muri.launcher.shared_process.state import SessionState
 
 
 class ToldError(Exception):
-    """What is raised from outside."""
+    """Raised from outside."""
 
 
 def in_thread(work: Callable[..., object], *arguments: object) -> None:

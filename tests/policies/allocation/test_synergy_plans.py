@@ -71,7 +71,7 @@ def check_frame(request, plan):
 
 
 def check_kept(request, plan):
-    """Whoever is kept has just what he had, and whoever cannot be stopped is kept."""
+    """Kept jobs have their earlier shares, and jobs that cannot be stopped are kept."""
     held = {unit.members[0].job_id: unit for unit in request.running}
     for solo in plan.solo:
         unit = held.get(solo.job_id)

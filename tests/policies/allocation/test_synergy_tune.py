@@ -95,7 +95,7 @@ def test_step_3_restarts_nobody_where_a_newcomer_has_enough():
 
 
 def test_step_3_takes_nothing_in_vain():
-    # 9 holds 10 of the 12 CPUs and cannot be stopped: nobody can make room for 1, which must have 3 at least.
+    # 9 holds 10 of the 12 CPUs and cannot be stopped: no job can make room for 1, which must have 3 at least.
     fixed = Running((job(9, HUNGRY, preemptible=False),), (NodeShare("a", 1),), {9: (CpuMemShare("a", 10.0, 10.0),)})
     node = make_host("a", free_gpus=3, free_cpus=2.0, free_mem_gib=230.0)
     plan = plan_of("synergy", [job(1, HUNGRY), job(2, MODEST)], [node], running=(fixed,))

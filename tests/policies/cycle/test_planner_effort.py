@@ -1,4 +1,4 @@
-"""What a plan leaves undone: checks that its caller vouches for, reasons that nobody reads, answers already known."""
+"""A plan leaves out checks that its caller vouches for, reasons that are not read, and known answers."""
 
 from dataclasses import replace
 

@@ -52,7 +52,7 @@ def test_several_jobs_join_one_unit_in_one_plan():
 
 
 def test_joins_and_new_groups_are_chosen_together():
-    # Alone on the free GPU job 2 would leave nothing for job 3, which nobody that runs could take in.
+    # Alone on the free GPU job 2 would leave nothing for job 3, which no running job could take in.
     nodes = [make_node("n1", 1, gpu_count=2)]
     plan = plan_of(make_request([of(2, "cpu"), of(3, "gpu", remaining_s=2000.0)], nodes, running=[runs(of(1, "gpu"))]))
     started = {solo.job_id: solo.kept for solo in plan.solo} | {

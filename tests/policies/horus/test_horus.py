@@ -246,7 +246,7 @@ def test_who_waited_too_long_is_given_to_slurm_or_goes_first(name):
     assert [item.job_id for item in to_slurm.solo] == [1]
     assert 2 in {item.job_id for item in to_slurm.sharers}
     no_slurm = get_policy(name).plan(dataclasses.replace(request, larger_than_a_node="whole-nodes"))
-    assert {item.job_id for item in no_slurm.waiting} == {1, 2}  # nobody passes a job that waited too long
+    assert {item.job_id for item in no_slurm.waiting} == {1, 2}  # no job passes one that waited too long
 
 
 def test_a_job_larger_than_a_node_is_slurms_or_gets_idle_nodes():

@@ -85,7 +85,7 @@ def test_a_running_job_does_not_wait_and_is_promoted_by_nothing():
 
 
 def test_waiting_counts_from_the_last_service():
-    jobs = queue(waiting_since_s=950.0)  # 50 s ago: nobody has waited longer than it has run
+    jobs = queue(waiting_since_s=950.0)  # 50 s ago: no job has waited longer than it has run
     assert order(tiresias(promote_after=1.0), jobs) == [1, 3, 4, 2]
 
 
@@ -133,7 +133,7 @@ KEPT = ([(1, True)], [(2, False)])
     ],
 )
 def test_who_is_stopped_for_whom(name, running, waiting, expected):
-    # Both use nothing but the GPU, so sharing it is no way out.
+    # Both use nothing but the GPU, so sharing it does not help.
     always = make_profile((0.0, 0.0, 1.0, 0.0))
     first, second = queue({1: running, 2: waiting}, profile=always, preemptible=True)
     assert with_running(get_policy(name), first, second) == expected

@@ -1,4 +1,4 @@
-"""The order of Slurm: priority decides who goes first, Muri with whom."""
+"""The order of Slurm: priority decides who goes first, Muri who shares."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,7 +95,7 @@ def crowded(draw):
 @settings(max_examples=150)
 @given(requests() | crowded(), st.sampled_from((SLURM, get_policy("muri-slurm", {"min_speedup": 1.7}))))
 def test_no_job_loses_its_turn(request_, policy):
-    """Whoever waits would not fit beside those alone that are more urgent, or that share with one that is."""
+    """Waiting jobs would not fit beside those alone that are more urgent, or that share with one that is."""
     plan = policy.plan(request_)
     if any(not solo.gpus for solo in plan.solo):
         return  # GPUs are set aside for a job that Slurm places

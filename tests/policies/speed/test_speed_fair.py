@@ -73,7 +73,7 @@ def test_it_beats_lockstep_for_short_iterations():
 
 @given(st.lists(shapes(shortest=0.01), min_size=2, max_size=5))
 def test_nobody_can_gain_but_at_the_cost_of_somebody_no_faster(members):
-    # The definition of max-min fairness by bottlenecks: whoever is below 1 uses a full resource, and
+    # The definition of max-min fairness by bottlenecks: each job below 1 uses a full resource, and
     # none of that resource's users is faster.
     found, share = speeds(members), share_of(members)
     full = found @ share >= 1 - ROUNDING
@@ -110,7 +110,7 @@ def test_many_groups_are_evaluated_as_single_ones(size):
 
 
 def test_the_linear_program_may_starve_a_member():
-    # Whoever uses both resources costs two others their speed.
+    # The job that uses both resources costs two others their speed.
     members = [shape(1, 1, iteration_s=1), shape(1, 0), shape(0, 1)]
     assert throughput_bound(members) == pytest.approx(2.0)
     assert speeds(members) == pytest.approx([0.5, 0.5, 0.5])

@@ -50,7 +50,7 @@ def test_the_formula_is_a_rotation_step_by_step(members):
     [
         # One computes while the other preprocesses, then they swap: neither resource ever idles.
         ([(1.0, 1.0), (1.0, 1.0)], 2.0, 1.0),
-        # Slots: max(A0, B1) = max(2, 2), max(A1, B0) = max(1, 1): nobody waits.
+        # Slots: max(A0, B1) = max(2, 2), max(A1, B0) = max(1, 1): no job waits.
         ([(2.0, 1.0), (1.0, 2.0)], 3.0, 1.0),
         # Slots: max(2, 1) + max(1, 2) = 4; resource 0 is busy for 4 of 4 seconds, resource 1 for 2 of 4.
         ([(2.0, 1.0), (2.0, 1.0)], 4.0, 0.75),

@@ -35,7 +35,7 @@ def runs(member, *gpu_ids, node="n1", steps=1):
 
 
 def request(jobs, running=(), gpu_count=2, nodes=None, **changes):
-    """Nodes whose GPUs are free unless somebody runs on them."""
+    """Nodes whose GPUs are free unless a job runs on them."""
     held = {(share.node, gpu) for unit in running for share in unit.gpus for gpu in share.gpu_ids}
     every = nodes or [make_cluster_node("n1", gpu_count, 1)]
     left = []
@@ -222,14 +222,14 @@ def test_the_best_partners_come_first_and_free_gpus_last():
     assert where(BSBF.plan(request([job(3, "a", 100.0, gpu_count=2)], running, 4)))[3] == [("n1", 0, 2)]
     # Four are asked for: both partners have three, so the free one goes along.
     assert where(BSBF.plan(request([job(3, "a", 100.0, gpu_count=4)], running, 4)))[3] == [("n1", 0, 1, 2, 3)]
-    # On n1 both partners hold GPUs, on n2 the better one and nobody: the free one stays free.
+    # On n1 both partners hold GPUs, on n2 only the better one: the free one stays free.
     running = [runs(job(1, "a", 9000.0), 0), runs(job(2, "b", 8000.0), 1), runs(job(5, "b", 8000.0), 0, node="n2")]
     nodes = [make_cluster_node(name, 2, 1) for name in ("n1", "n2")]
     assert where(BSBF.plan(request([job(3, "a", 100.0, gpu_count=2)], running, nodes=nodes)))[3] == [("n1", 0, 1)]
 
 
 def test_gpus_that_a_job_is_still_alone_on_can_be_shared_too():
-    """Job 1 runs at 0.7 beside job 2 on GPU 0, so 5000 s of work end after 7143; on GPU 1 nobody is beside it."""
+    """Job 1 runs at 0.7 beside job 2 on GPU 0, so 5000 s of work end after 7143; on GPU 1 it is alone."""
     running = [runs(job(1, "a", 5000.0, gpu_count=2), 0, 1), runs(job(2, "a", 9000.0), 0)]
     plan = BSBF.plan(request([job(3, "a", 700.0)], running))
     assert where(plan)[3] == [("n1", 1)]

@@ -1,4 +1,4 @@
-"""What is wrong with a call of `muri profile …`: it is said in a line or two, and nothing has changed."""
+"""Wrong calls of `muri profile …`: a line or two names the mistake, and nothing has changed."""
 
 import pytest
 from profile_commands import assert_mistake, muri

@@ -1,4 +1,4 @@
-"""The course of a dry run: when it stops, and what it makes of its iterations."""
+"""The course of a dry run: when it stops, and its figures."""
 
 import os
 import random

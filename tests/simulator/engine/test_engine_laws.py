@@ -1,4 +1,4 @@
-"""What must hold for every policy on any trace: conservation, determinism, and shortcuts that change nothing."""
+"""Laws of every policy on any trace: conservation, determinism, and shortcuts that change nothing."""
 
 import json
 import os
@@ -166,7 +166,7 @@ def test_checks_notice_what_is_wrong() -> None:
 
 
 class _RoundRobin(Srtf):
-    """Whoever started last is stopped at the next plan."""
+    """The job that started last is stopped at the next plan."""
 
     name = "round-robin"
 

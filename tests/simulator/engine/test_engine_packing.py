@@ -33,7 +33,7 @@ def on(job_id: int, *gpu_ids: int, node: str = "n0", steps: int = 1) -> Sharer:
 
 @dataclass
 class Packing(Policy):
-    """Whoever is in the request and has a seat gets it; the others wait."""
+    """Jobs in the request that have a seat get it; the others wait."""
 
     planner: Planner
     elastic: bool = False
@@ -42,7 +42,7 @@ class Packing(Policy):
     seen: list[PlanRequest] = field(default_factory=list)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Put jobs where the test says, having checked what it was asked."""
+        """Put jobs where the test says, after a check of the request."""
         check_request(request, packed=True, elastic=self.elastic)
         self.seen.append(request)
         there = [member for unit in request.running for member in unit.members] + list(request.jobs)
@@ -261,7 +261,7 @@ def random_planner(chance: random.Random, *, elastic: bool) -> Planner:
 def random_places(
     chance: random.Random, request: PlanRequest, item: PlanJob, *, elastic: bool
 ) -> list[tuple[str, int]]:
-    """Some GPUs, whoever is on them; a job that failed goes where nobody is."""
+    """Some GPUs, used or not; a job that failed goes to unused ones."""
     places = [(node.name, gpu_id) for node in request.nodes for gpu_id in node.topology[0]]
     count = chance.randint(1, len(places)) if elastic and places else item.gpu_count
     if item.gpu_mem_request_gib is not None:

@@ -1,4 +1,4 @@
-"""`muri drain --wait`: whoever comes back held after the controller is gone goes on as a plain job."""
+"""`muri drain --wait`: a job that comes back held after the controller is gone goes on as a plain job."""
 
 import contextlib
 import os

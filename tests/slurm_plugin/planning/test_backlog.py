@@ -60,7 +60,7 @@ def test_those_that_compete_already_count_and_those_that_a_limit_stops_do_not() 
     others += [competing(24, "Dependency", dependency="after:9")]
     assert let_go(cycle_of(*jobs, *others), jobs) == [1]
     blocked = [competing(number, "AssocGrpGRES") for number in range(21, 60)]
-    assert let_go(cycle_of(*jobs, *blocked), jobs) == [1, 2, 3]  # other users' limits keep nobody back
+    assert let_go(cycle_of(*jobs, *blocked), jobs) == [1, 2, 3]  # other users' limits keep no job back
     enough = [competing(number) for number in range(21, 26)]
     assert let_go(cycle_of(*jobs, *enough), jobs) == []
 

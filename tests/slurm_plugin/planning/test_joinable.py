@@ -99,7 +99,7 @@ def test_where_nobody_may_join_a_model_never_seen_is_measured_behind_a_pilot_wit
     [
         # Half of the node is its GPU's part; four batch scripts stay outside.
         ({"cpu_count": 4}, {"cpu_count": 32}, 1.0, (12, 0)),
-        # Others hold the node's CPUs: it gets what it asked for, beside its batch script.
+        # Others hold the node's CPUs: it gets its request, beside its batch script.
         ({"cpu_count": 4}, {"cpu_count": 32, "cpus_allocated": 27}, 1.0, (4, 0)),
         # More than its GPU's part: no more than that, unless the site allows it.
         ({"cpu_count": 20}, {"cpu_count": 32}, 1.0, (19, 0)),

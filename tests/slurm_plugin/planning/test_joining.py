@@ -91,7 +91,7 @@ def test_who_did_not_come_in_the_end_is_no_member(state, members):
 
 @pytest.mark.parametrize(("given_s", "joined"), [(2 * HOUR_S, True), (3 * HOUR_S, False), (HOUR_S, False), (0, True)])
 def test_nobody_joins_a_group_whose_members_time_limit_somebody_has_changed(given_s, joined):
-    """To join would make it longer again; 0 is what an older Muri wrote, which nobody can tell anything from."""
+    """To join would make it longer again; an older Muri wrote 0, which tells nothing."""
     pilot, member = group(0)
     state = tags.parse_state(member.admin_comment)
     told = tags.format_state(replace(state, limit_s=given_s))

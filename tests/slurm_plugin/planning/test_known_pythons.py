@@ -137,7 +137,7 @@ def test_unknown_arguments_leave_a_job_alone(make_controller: Any) -> None:
     too_long = f"muri:on muri-script:0123456789abcdef muri-facts:1.{HERE}.{'c' * 16}..~"
     jobs = [make_job(1, **unnamed), make_job(2, admin_comment=too_long), job_in("", 3, "m1", submit_line="")]
     slurm = Exporting(jobs, [make_node("n1", gpu_count=4)])
-    with make_controller(slurm) as controller:  # m1 has a profile: what it is called with does not matter
+    with make_controller(slurm) as controller:  # m1 has a profile: its command does not matter
         status = {job.job_id: job for job in controller.cycle().jobs}
     assert dry_runs(slurm) == []
     assert any("nothing tells its script's arguments" in why for why in status[1].reasons), status[1]

@@ -1,4 +1,4 @@
-"""What a decision looks at grows with jobs and with nodes, not with jobs times nodes."""
+"""The effort of a decision grows with jobs and with nodes, not with jobs times nodes."""
 
 from collections import Counter
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""Promised speeds in the controller, and AntMan's classes: what a plan carries, whom it keeps apart, what is told."""
+"""Promised speeds in the controller, and AntMan's classes: values in a plan, jobs kept apart, messages."""
 
 from dataclasses import replace
 from typing import Any
@@ -79,7 +79,7 @@ def test_no_decision_goes_below_a_promise(policy, promise):
 
 @pytest.mark.parametrize(("broken", "joined"), [((), {1}), ((2000,), set()), ((77,), {1})])
 def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
-    """Whoever is not, or no longer, a member of the group does not count."""
+    """A job that is not, or no longer, a member of the group does not count."""
     speeds = {2000: 0.71} | dict.fromkeys(broken, 0.71)
     jobs = [candidate(1, "m3"), *group("m1", comment=speeds_report(speeds, broken=broken))]
     assert joiners(decided(jobs)) == joined

@@ -47,9 +47,9 @@ def test_a_job_with_a_checkpoint_is_told_whom_it_could_join_so_that_another_star
 @pytest.mark.parametrize(
     "jobs",
     [
-        [*behind_pilot(1), *behind_pilot(2)],  # nobody waits
+        [*behind_pilot(1), *behind_pilot(2)],  # no job waits
         [*behind_pilot(1, ""), *behind_pilot(2, ""), ANOTHERS],  # no checkpoint in this run
-        [*behind_pilot(1), ANOTHERS],  # nobody to join
+        [*behind_pilot(1), ANOTHERS],  # no group to join
     ],
 )
 def test_otherwise_nobody_is_told_anything(jobs):
@@ -72,7 +72,7 @@ def test_explain_tells_it_and_a_policy_that_fails_there_costs_no_cycle(make_cont
             return policy_for("no such thing") if not stopping else 1 // 0
 
         controller._policy_for = fails
-        status = controller.cycle()  # nobody is asked again so soon
+        status = controller.cycle()  # not asked again so soon
         assert [why for job in status.jobs for why in job.reasons if "could move" in why] == told
         slurm.now_s += ASK_AGAIN_S
         status = controller.cycle()

@@ -1,4 +1,4 @@
-"""What a cycle puts right: jobs that Slurm set aside, submissions cut off, groups that an error of the GPU ended."""
+"""A cycle repairs jobs that Slurm set aside, submissions cut off, groups that an error of the GPU ended."""
 
 from dataclasses import replace
 

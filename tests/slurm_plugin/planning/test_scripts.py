@@ -1,4 +1,4 @@
-"""The jobs that Muri submits, and what a dry run does with the user's script."""
+"""The jobs that Muri submits, and a dry run of the user's script."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""Service of earlier runs: each counts once, whoever ended it, and what nobody saw comes from the accounts."""
+"""Service of earlier runs: each counts once, and unseen ones come from the accounts."""
 
 from dataclasses import replace
 

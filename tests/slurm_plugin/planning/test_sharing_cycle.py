@@ -1,4 +1,4 @@
-"""SJF-BSBF in the controller's cycle: who starts so that others can join, who joins whom, with which sub-batch."""
+"""SJF-BSBF in the controller's cycle: who starts so that others can join, who joins which, with which sub-batch."""
 
 from dataclasses import replace
 
