@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import strategies as st
 
 from muri.policies.registry import get_policy
+from muri.policies.siblings.packed import mem_gib_of
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest, Running
 from muri.profiler.records import ProfileKey, StageProfile
 
@@ -230,6 +231,34 @@ def carried_out(request: PlanRequest, plan: Plan, *, new_jobs=(), **changes) -> 
         nodes.append(dataclasses.replace(node, islands=islands, free_gpus=sum(map(len, islands))))
     waiting = (*(jobs[item.job_id] for item in plan.waiting), *new_jobs)
     return dataclasses.replace(request, jobs=waiting, running=running, nodes=tuple(nodes), **changes)
+
+
+def check_sharers(request: PlanRequest, plan: Plan, most: int = 4):
+    """Every job is decided on, and those on one GPU may share it and fit its memory."""
+    jobs = {job.job_id: job for job in all_jobs(request)}
+    assert sorted(item.job_id for item in (*plan.sharers, *plan.solo, *plan.waiting)) == sorted(jobs)
+    assert not plan.groups
+    assert all(item.reasons for item in (*plan.sharers, *plan.solo, *plan.waiting))
+    nodes = {node.name: node for node in request.nodes}
+    tenants = {}
+    for item in plan.sharers:
+        assert sum(share.gpu_count for share in item.gpus) == jobs[item.job_id].gpu_count
+        assert 0 < item.speed <= 1
+        for share in item.gpus:
+            assert len(share.gpu_ids) == share.gpu_count == len(set(share.gpu_ids))
+            assert jobs[item.job_id].partition in nodes[share.node].partitions
+            for gpu in share.gpu_ids:
+                tenants.setdefault((share.node, gpu), []).append(item)
+    for (node, _), sharers in tenants.items():
+        members = [jobs[item.job_id] for item in sharers]
+        if len(members) < 2:
+            continue
+        assert len(members) <= min(most, request.max_group_size)
+        assert all(job.groupable and job.largest_group >= len(members) for job in members)
+        assert len({(job.domain, job.partition, job.user if request.same_user else "") for job in members}) == 1
+        needed_gib = sum(mem_gib_of(jobs[item.job_id], item.accumulate_steps) for item in sharers)
+        assert not nodes[node].gpu_mem_gib or needed_gib <= nodes[node].gpu_mem_gib
+        assert not request.whole_sets_only or len({item.gpus for item in sharers}) == 1
 
 
 NOW_S = 1000.0

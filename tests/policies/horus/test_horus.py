@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from collections import defaultdict
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from policy_builders import (
     all_jobs,
     carried_out,
+    check_sharers,
     cluster_requests,
     make_cluster_node,
     make_job,
@@ -186,52 +186,6 @@ def test_of_equally_cheap_places_the_one_that_leaves_the_fewest_idle_gpus():
     assert get_policy("horus").plan(make_request([busy(1, 0.1)], nodes)).sharers[0].gpus[0].node == "n2"
 
 
-def test_pab_puts_back_the_latest_comer_who_then_waits_for_gpus_of_its_own():
-    jobs = [busy(1, 1.0, preemptible=True), busy(2, 1.0, preemptible=True)]
-    request = make_request(jobs, [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
-    pab = get_policy("pab")
-    packed = pab.plan(request)
-    assert len(packed.sharers) == 2
-    after = carried_out(request, packed)
-    plan = pab.plan(after)
-    assert [item.job_id for item in plan.sharers] == [1]
-    assert plan.waiting[0].job_id == 2
-    assert plan.waiting[0].preempted
-    assert "less than half" in str(plan.waiting[0].reasons[0])
-    stopped = dataclasses.replace(carried_out(after, plan), jobs=(dataclasses.replace(jobs[1], attained_gpu_s=300.0),))
-    again = pab.plan(stopped)
-    assert [item.job_id for item in again.waiting] == [2]
-    assert "GPUs of its own" in " ".join(str(reason) for reason in again.waiting[0].reasons)
-
-
-@pytest.mark.parametrize(
-    ("speeds", "stopped"),
-    [
-        ({1: 0.9, 2: 0.4}, [2]),
-        ({1: 0.4, 2: 0.9}, [1]),
-        ({1: 0.3, 2: 0.3}, [2]),  # the latest comer; what was measured of the other says nothing once it is gone
-        ({1: 0.6, 2: 0.5}, []),
-        ({1: 0.3}, [1]),
-        ({}, []),
-    ],
-)
-def test_pab_goes_by_measured_speeds_where_there_are_any(speeds, stopped):
-    # By their use of the GPU each would be expected to get on at less than half.
-    jobs = [busy(1, 1.0, preemptible=True), busy(2, 1.0, preemptible=True)]
-    request = make_request(jobs, [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
-    pab = get_policy("pab")
-    after = carried_out(request, pab.plan(request))
-    units = tuple(dataclasses.replace(unit, measured=speeds) for unit in after.running)
-    plan = pab.plan(dataclasses.replace(after, running=units))
-    assert [item.job_id for item in plan.waiting if item.preempted] == stopped
-
-
-def test_pab_stops_nothing_that_cannot_go_on():
-    request = make_request([busy(1, 1.0), busy(2, 1.0)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
-    pab = get_policy("pab")
-    assert len(pab.plan(carried_out(request, pab.plan(request))).sharers) == 2
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_who_waited_too_long_is_given_to_slurm_or_goes_first(name):
     node = make_cluster_node("n1", 2, gpu_mem_gib=24.0)
@@ -277,48 +231,19 @@ def packing_requests(draw):
     )
 
 
-def check(plan, request):
-    jobs = {job.job_id: job for job in all_jobs(request)}
-    decided = [item.job_id for item in (*plan.sharers, *plan.solo, *plan.waiting)]
-    assert sorted(decided) == sorted(jobs)
-    assert not plan.groups
-    assert all(item.reasons for item in (*plan.sharers, *plan.solo, *plan.waiting))
-    nodes = {node.name: node for node in request.nodes}
-    tenants = defaultdict(list)
-    for item in plan.sharers:
-        assert sum(share.gpu_count for share in item.gpus) == jobs[item.job_id].gpu_count
-        assert 0 < item.speed <= 1
-        for share in item.gpus:
-            assert jobs[item.job_id].partition in nodes[share.node].partitions
-            for gpu in share.gpu_ids:
-                tenants[share.node, gpu].append(item)
-    for (node, _), sharers in tenants.items():
-        members = [jobs[item.job_id] for item in sharers]
-        if len(members) < 2:
-            continue
-        assert len(members) <= request.max_group_size
-        assert all(job.groupable and job.largest_group >= len(members) for job in members)
-        assert len({job.domain for job in members}) == 1
-        assert len({job.partition for job in members}) == 1
-        assert not request.same_user or len({job.user for job in members}) == 1
-        capacity_gib = nodes[node].gpu_mem_gib
-        assert not capacity_gib or sum(job.gpu_mem_gib for job in members) <= capacity_gib
-        assert not request.whole_sets_only or len({item.gpus for item in sharers}) == 1
-
-
 @pytest.mark.parametrize("name", NAMES)
 @given(packing_requests(), st.integers(0, 5))
 @settings(deadline=None, max_examples=25)
 def test_every_plan_keeps_what_sharing_may_do(name, request_, seed):
     policy = get_policy(name)
     plan = policy.plan(request_)
-    check(plan, request_)
+    check_sharers(request_, plan)
     shuffled = list(request_.jobs)
     random.Random(seed).shuffle(shuffled)
     assert policy.plan(dataclasses.replace(request_, jobs=tuple(shuffled))) == plan
     after = carried_out(request_, plan, now_s=request_.now_s + 360)
     later = policy.plan(after)
-    check(later, after)
+    check_sharers(after, later)
     if name != "pab":
         kept = {item.job_id: item.gpus for item in later.sharers if item.kept}
         assert kept == {item.job_id: item.gpus for item in plan.sharers}

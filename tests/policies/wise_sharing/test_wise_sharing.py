@@ -2,17 +2,15 @@
 
 import dataclasses
 import random
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_builders import carried_out, make_cluster_node, make_job, make_profile, make_request
+from policy_builders import carried_out, check_sharers, make_cluster_node, make_job, make_profile, make_request
 
 from muri.policies.registry import get_policy
-from muri.policies.siblings.packed import mem_gib_of
 from muri.policies.siblings.partners import mean_after, mean_now, sub_batches
 from muri.policies.traits import BatchModel, InterferenceTable, PairSpeed
 from muri.policies.types import NodeShare, Running
@@ -345,39 +343,8 @@ def permuted(before, shuffled: random.Random):
 
 
 def check_plan(before, plan):
-    jobs = {item.job_id: item for item in (*before.jobs, *(unit.members[0] for unit in before.running))}
-    decided = [item.job_id for item in (*plan.sharers, *plan.solo, *plan.waiting)]
-    assert sorted(decided) == sorted(jobs) and not plan.groups
+    check_sharers(before, plan, most=2)
     assert not any(item.preempted for item in plan.waiting) and all(not solo.gpus for solo in plan.solo)
-    capacity = {node.name: node.gpu_mem_gib for node in before.nodes}
-    tenants = {}
-    for sharer in plan.sharers:
-        assert sum(share.gpu_count for share in sharer.gpus) == jobs[sharer.job_id].gpu_count
-        for share in sharer.gpus:
-            assert len(share.gpu_ids) == share.gpu_count == len(set(share.gpu_ids))
-            for gpu_id in share.gpu_ids:
-                tenants.setdefault((share.node, gpu_id), []).append(sharer)
-        assert 0 < sharer.speed <= 1
-    for (node, _), sharers in tenants.items():
-        check_gpu(before, [(jobs[sharer.job_id], sharer.accumulate_steps) for sharer in sharers], capacity[node])
-    if before.whole_sets_only:
-        sets = Counter(sharer.gpus for sharer in plan.sharers)
-        assert sum(len(sharers) for sharers in tenants.values()) == sum(
-            count * sum(share.gpu_count for share in gpus) for gpus, count in sets.items()
-        )
-        assert len(tenants) == sum(sum(share.gpu_count for share in gpus) for gpus in sets)
-
-
-def check_gpu(before, tenants, capacity_gib):
-    assert len(tenants) <= 2
-    if len(tenants) == 1:
-        return
-    (first, _), (second, _) = tenants
-    assert first.groupable and second.groupable and first.partition == second.partition
-    assert first.domain == second.domain and min(first.largest_group, second.largest_group) >= 2
-    assert first.user == second.user or not before.same_user
-    if capacity_gib:
-        assert sum(mem_gib_of(member, steps) for member, steps in tenants) <= capacity_gib
 
 
 @pytest.mark.parametrize("whole_sets_only", [False, True])
