@@ -1,7 +1,8 @@
 """Exchanges of members that make groups better, and the joins of waiting jobs to what runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -129,7 +130,7 @@ class Exchange:
         total = float(self._matrix(rows, [()])[:, 0].sum())
         idle = 0
         tried: set[tuple[Members, ...]] = set()
-        for places in _turns():
+        for places in cycle(_PLACES):
             cost = len(rows) * (len(rows) + len(left))
             if idle == len(_PLACES) or budget < cost:
                 break
@@ -239,9 +240,3 @@ def _parts(rows: Sequence[_Row], left: Members, places: tuple[int, ...]) -> tupl
     """The members that each unit gives up in a turn and, where that is one at most, the jobs left over."""
     given = [tuple([job for place, job in enumerate(row.members) if place in places]) for row in rows]
     return tuple(given + [(job,) for job in left] if len(places) < 2 else given)
-
-
-def _turns() -> Iterator[tuple[int, ...]]:
-    """The places in turn, without end."""
-    while True:
-        yield from _PLACES

@@ -136,13 +136,13 @@ class Rounds:
         alike = tuple([_Alike(tuple([kinds[k] for k in unit.kinds]), unit.total_speed, unit.value) for unit in units])
         matched = _matched if len(units) <= _REMEMBERED_UNITS else _matched.__wrapped__
         found = matched(alike, self._options, self._model, self._problem.memory_limit_gib)
-        return [_of_units(merge, units[merge.first.members[0]], units[merge.second.members[0]]) for merge in found]
-
-
-def _of_units(merge: Merge, first: Unit, second: Unit) -> Merge:
-    """The same merge of two units of these kinds."""
-    members, kinds = tuple(sorted(first.members + second.members)), tuple(sorted(first.kinds + second.kinds))
-    return Merge(merge.weight, replace(merge.unit, members=members, kinds=kinds), first, second)
+        merges = []
+        for merge in found:
+            first, second = units[merge.first.members[0]], units[merge.second.members[0]]
+            members, kinds_of = sorted(first.members + second.members), sorted(first.kinds + second.kinds)
+            merged = replace(merge.unit, members=tuple(members), kinds=tuple(kinds_of))
+            merges.append(Merge(merge.weight, merged, first, second))
+        return merges
 
 
 class _Alike(NamedTuple):

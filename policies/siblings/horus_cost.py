@@ -172,7 +172,6 @@ class Places:
         self.across_nodes = request.larger_than_a_node == "whole-nodes"
         self._most, self._slowdowns = most_sharers, request.slowdowns
         self._loads: dict[tuple[int, ...], Load] = {}
-        self._nodes: dict[str, tuple[Gpus, ...]] = {}
         self._changes: Counter[str] = Counter()
         self._on_node: dict[tuple[str, Kind], tuple[int, Priced]] = {}
 
@@ -227,13 +226,6 @@ class Places:
             for other in others
         )
 
-    def by_node(self, partition: str) -> tuple[Gpus, ...]:
-        """GPUs of a partition, node by node."""
-        if partition not in self._nodes:
-            gpus = self.packed.of_partition(partition)
-            self._nodes[partition] = tuple(tuple(group) for _, group in groupby(gpus, lambda gpu: gpu.node))
-        return self._nodes[partition]
-
     def place(self, priced: Iterable[tuple[float, PackedGpu]]) -> Place:
         """GPUs with their prices as one place."""
         prices, gpus = zip(*priced, strict=True)
@@ -251,19 +243,14 @@ class _Offers:
         self._mem_gib, self._slowdown = mem_gib_of(job), places.slowdown(job)
         self._prices: dict[tuple[tuple[int, ...], float], float | None] = {}
         # Where no GPU is large enough by its profile, the job still gets one to itself, as it would without a plan.
-        self._too_large = not any(
-            gpu.capacity_gib >= self._mem_gib for gpus in places.by_node(job.partition) for gpu in gpus
-        )
+        gpus = places.packed.of_partition(job.partition)
+        self._too_large = not any(gpu.capacity_gib >= self._mem_gib for gpu in gpus)
 
     def all(self) -> Iterator[Place]:
         """A place on each node, and one on several nodes where the job may or must have these; and whole sets."""
-        job, offers = (
-            self._job,
-            (
-                self._places.on_node(gpus[0].node, self._kind, partial(self._priced, gpus))
-                for gpus in self._places.by_node(self._job.partition)
-            ),
-        )
+        job, by_node = self._job, self._places.packed.by_node(self._job.partition)
+        find = self._places.on_node
+        offers = (find(node, self._kind, partial(self._priced, gpus)) for node, gpus in by_node.items())
         on_nodes = [priced for priced in offers if priced]
         if job.node_count > 1:
             yield from self._on_as_many_nodes(on_nodes)

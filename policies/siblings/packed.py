@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from math import inf
 from types import MappingProxyType
 from typing import Final
@@ -102,12 +102,16 @@ class PackedGpus:
     def __init__(self, request: PlanRequest) -> None:
         self.free = FreeGpus(request.nodes, whole_nodes=request.larger_than_a_node != "slurm")
         self._nodes = {node.name: node for node in request.nodes}
-        self._gpus = {place: self._make(place) for place in sorted(_places(request))}
+        free = {(node.name, gpu_id) for node in request.nodes for island in node.islands for gpu_id in island}
+        held = {(share.node, gpu) for unit in request.running for share in unit.gpus for gpu in share.gpu_ids}
+        places = sorted(free | held)
+        self._gpus = {place: PackedGpu(*place, self._nodes[place[0]].gpu_mem_gib or inf) for place in places}
         self._on_node = {node: tuple(gpus) for node, gpus in groupby(self._gpus.values(), key=lambda gpu: gpu.node)}
         self._nodes_of: dict[str, set[str]] = {}
         for node in request.nodes:
             for partition in node.partitions:
                 self._nodes_of.setdefault(partition, set()).add(node.name)
+        self._by_node: dict[str, dict[str, Gpus]] = {}
         self._holdings: dict[int, Holding] = {}
         self._set_aside_for: set[int] = set()
         for unit in sorted(request.running, key=lambda unit: unit.members[0].job_id):
@@ -136,9 +140,16 @@ class PackedGpus:
         """Nodes of a partition by name, also those without a GPU to give out."""
         return tuple(self._nodes[name] for name in sorted(self._nodes_of.get(partition, ())))
 
+    def by_node(self, partition: str) -> Mapping[str, Gpus]:
+        """GPUs of a partition's nodes, by name."""
+        if partition not in self._by_node:
+            names = (node.name for node in self.nodes_of(partition) if node.name in self._on_node)
+            self._by_node[partition] = {name: self._on_node[name] for name in names}
+        return self._by_node[partition]
+
     def of_partition(self, partition: str) -> Gpus:
         """GPUs of a partition's nodes."""
-        return tuple(gpu for node in self.nodes_of(partition) for gpu in self._on_node.get(node.name, ()))
+        return tuple(chain.from_iterable(self.by_node(partition).values()))
 
     def put_on_free(
         self, job: PlanJob, *, gpu_count: int = 0, gpu_mem_gib: float = 0.0, accumulate_steps: int = 1
@@ -205,9 +216,6 @@ class PackedGpus:
             if all(len(gpu.tenants) == len(holders) for gpu in gpus)
         }
 
-    def _make(self, place: tuple[str, int]) -> PackedGpu:
-        return PackedGpu(*place, self._nodes[place[0]].gpu_mem_gib or inf)
-
     def _hold(self, holding: Holding) -> None:
         self._holdings[holding.job.job_id] = holding
         for gpu in holding.gpus:
@@ -226,12 +234,6 @@ def shares_of(gpus: Iterable[PackedGpu]) -> Shares:
     places = sorted(gpu.place for gpu in gpus)
     by_node = ((node, tuple(gpu_id for _, gpu_id in group)) for node, group in groupby(places, lambda place: place[0]))
     return tuple(NodeShare(node, len(gpu_ids), gpu_ids) for node, gpu_ids in by_node)
-
-
-def _places(request: PlanRequest) -> set[tuple[str, int]]:
-    """GPUs that are free or held by the policy's own jobs."""
-    free = {(node.name, gpu_id) for node in request.nodes for island in node.islands for gpu_id in island}
-    return free | {(share.node, gpu_id) for unit in request.running for share in unit.gpus for gpu_id in share.gpu_ids}
 
 
 _ROUNDING: Final = 1e-9

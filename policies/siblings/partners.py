@@ -197,7 +197,9 @@ class Partners:
             return
         slowdown = 1 / self._pairs.beside_others(holding)
         left_gib = min(gpu.left_gib for gpu in gpus)
-        left_s, most = slowdown * _left_s(holding), self._pairs.most_slowdown(holding)
+        known = holding.job.remaining_s is not None
+        left_s = slowdown * (alone_s(holding.job, holding.accumulate_steps) if known else np.nan)
+        most = self._pairs.most_slowdown(holding)
         self._jobs[holding.job.job_id] = _Job(holding, gpus, left_s, slowdown, left_gib, most, model)
 
     def that_pay(self, job: PlanJob) -> Offers:
@@ -380,10 +382,6 @@ def _fit(job: PlanJob, jobs: _Open, running_slowdown: Floats, joining_slowdown: 
         better = fits & ((way < 0) | (now_s < best_s))
         way[better], best_s[better] = index, now_s[better]
     return _Fits(jobs.jobs, ways, way, best_s, mean_after(jobs.running_s, remaining_s), running, joining)
-
-
-def _left_s(holding: Holding) -> float:
-    return np.nan if holding.job.remaining_s is None else alone_s(holding.job, holding.accumulate_steps)
 
 
 class _Ranked(NamedTuple):

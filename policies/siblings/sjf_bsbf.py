@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import groupby
 from math import inf
 from typing import Final
 
@@ -12,7 +11,7 @@ from muri.policies.cycle.queue import line_up
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
 from muri.policies.schedulers import TO_THE_END, FixedOrder, srtf
-from muri.policies.siblings.packed import Gpus, Holding, PackedGpus, with_promises
+from muri.policies.siblings.packed import Holding, PackedGpus, with_promises
 from muri.policies.siblings.partners import (
     Choice,
     Offers,
@@ -73,8 +72,10 @@ class SharingCycle:
         self._why: dict[int, tuple[Reason, ...]] = {}
         self._waiting: list[tuple[PlanJob, Offers]] = []
         self._new_since_refusal = False
-        # Asked for by every waiting job, and the same for all of a partition.
-        self._by_node, self._most_gib = cache(self._find_nodes), cache(self._find_most_gib)
+        # Asked for by every waiting job, and the same for all of a partition: the memory of its largest GPU.
+        self._most_gib = cache(
+            lambda partition: max((node.gpu_mem_gib or inf for node in self._packed.nodes_of(partition)), default=inf)
+        )
         for holding in self._packed.holdings.values():
             self._why[holding.job.job_id] = (_kept(holding), reasons.NOT_STOPPED)
             self._offer(holding)
@@ -93,7 +94,11 @@ class SharingCycle:
     def result(self, name: str) -> Plan:
         """The plan."""
         self._ask_again()
-        sharers = tuple(self._sharer(holding) for holding in self._packed.holdings.values())
+        speed, why = self._pairs.of, self._why
+        sharers = tuple(
+            Sharer(job_id, held.shares, speed(held), held.accumulate_steps, why[job_id], held.kept)
+            for job_id, held in self._packed.holdings.items()
+        )
         return Plan(name, solo=tuple(self._released), waiting=tuple(self._explain_waiting()), sharers=sharers)
 
     def _ask_again(self) -> None:
@@ -103,10 +108,6 @@ class SharingCycle:
             refused, self._waiting = self._waiting, []
             for job, _ in refused:
                 self.decide(job)
-
-    def _sharer(self, holding: Holding) -> Sharer:
-        job_id, speed = holding.job.job_id, self._pairs.of(holding)
-        return Sharer(job_id, holding.shares, speed, holding.accumulate_steps, self._why[job_id], holding.kept)
 
     def _start(self, job: PlanJob) -> bool:
         """Start on free GPUs, with as large a batch as the partition's GPUs can hold."""
@@ -129,7 +130,7 @@ class SharingCycle:
 
     def _offer(self, holding: Holding) -> None:
         """Let others join a job where it is alone; not one that runs on a node that has left their partition."""
-        on_nodes = self._by_node(holding.job.partition)
+        on_nodes = self._packed.by_node(holding.job.partition)
         if self._sharing and holding.job.may_share and all(gpu.node in on_nodes for gpu in holding.gpus):
             self._new_since_refusal |= bool(self._waiting) and not holding.kept and bool(holding.own_gpus)
             self._partners(holding.job).offer(holding)
@@ -147,7 +148,7 @@ class SharingCycle:
         return partners.that_pay(job) if self._tests_pairs else partners.that_fit(job)
 
     def _choose(self, job: PlanJob, offers: Offers) -> Choice | None:
-        by_node = self._by_node(job.partition)
+        by_node = self._packed.by_node(job.partition)
         sizes = sizes_of(job, self._packed.free.largest_node(job.partition), len(by_node))
         if not offers.partners or sizes is None:
             return None
@@ -155,14 +156,6 @@ class SharingCycle:
             return choose_whole_set(job, sizes, offers.partners)
         choose = choice_that_pays if self._tests_pairs else choose_gpus
         return choose(job, sizes, offers.partners, by_node)
-
-    def _find_nodes(self, partition: str) -> dict[str, Gpus]:
-        gpus = self._packed.of_partition(partition)
-        return {node: tuple(group) for node, group in groupby(gpus, lambda gpu: gpu.node)}
-
-    def _find_most_gib(self, partition: str) -> float:
-        """Memory of the partition's largest GPU."""
-        return max((node.gpu_mem_gib or inf for node in self._packed.nodes_of(partition)), default=inf)
 
     def _explain_waiting(self) -> Iterator[Waiting]:
         no_gpus = reasons.WaitingReasons(self._packed.free, whole_nodes=not self._slurm.is_there)
