@@ -217,7 +217,7 @@ class PlanRequest:
         running: The policy's running units, in any order.
         interval_s: Seconds until the next plan, within which a regrouping must pay for its restarts.
         larger_than_a_node: Jobs that need more GPUs than any node has: "slurm" leaves them to Slurm's own queue,
-            "whole-nodes" gives them idle nodes, "refuse" is an error.
+            "whole-nodes" gives them idle nodes.
         interference: Speeds of pairs, for the speed model "measured" and for policies that pack.
         slowdowns: Horus's f by type of GPU, where it was fitted on this site.
         whole_sets_only: Whether a job may share GPUs only with jobs that hold exactly the same ones.
@@ -232,7 +232,7 @@ class PlanRequest:
     same_user: bool = True
     running: tuple[Running, ...] = ()
     interval_s: float = 360.0
-    larger_than_a_node: Literal["slurm", "whole-nodes", "refuse"] = "slurm"
+    larger_than_a_node: Literal["slurm", "whole-nodes"] = "slurm"
     interference: InterferenceTable | None = None
     slowdowns: Mapping[str, Parabola] = field(default_factory=dict)
     whole_sets_only: bool = False

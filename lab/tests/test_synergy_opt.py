@@ -103,7 +103,7 @@ def test_opt_is_never_worse_than_tune_and_below_its_bound(seed):
         sensitivity = draw.choice((HUNGRY, MODEST, scaling(12), scaling(3, 120.0), None))
         jobs.append(job(number, sensitivity, gpu_count=node_count * draw.choice((1, 2)), node_count=node_count))
     nodes = [make_host(name, 4) for name in "abc"]
-    request = make_request(jobs, nodes, larger_than_a_node="refuse", interval_s=300.0)
+    request = make_request(jobs, nodes, larger_than_a_node="whole-nodes", interval_s=300.0)
     best = get_policy("synergy-opt").plan(request)
     tuned = get_policy("synergy").plan(request)
     assert {solo.job_id for solo in tuned.solo if solo.gpus} == {solo.job_id for solo in best.solo if solo.gpus}

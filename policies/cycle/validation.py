@@ -10,7 +10,7 @@ from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest, Running, all_jobs, may_share_gpus
 
 _NAMED: Final = 5  # How many of the repeated names an error lists
-_LARGER: Final = ("slurm", "whole-nodes", "refuse")
+_LARGER: Final = ("slurm", "whole-nodes")
 _Name = TypeVar("_Name", int, str)
 _MOST_GPUS: Final = 2**32  # No cluster has as many; Slurm's own counts end there
 _MOST_S: Final = 1e15  # Seconds that no clock of a cluster shows, small enough to compute with
@@ -220,13 +220,12 @@ def _check_sizes(request: PlanRequest) -> None:
     for node in request.nodes:
         for partition in set(node.partitions):
             sizes.setdefault(partition, []).append(node.gpu_count)
-    refuse = request.larger_than_a_node == "refuse"
     # A partition with a node of unknown size sets no limit.
-    limits = {name: max(counts) if refuse else sum(counts) for name, counts in sizes.items() if all(counts)}
+    limits = {name: sum(counts) for name, counts in sizes.items() if all(counts)}
     for job in request.jobs:
-        limit, where = limits.get(job.partition, job.gpu_count), f"partition {job.partition}"
+        limit = limits.get(job.partition, job.gpu_count)
         if job.gpu_count > limit:
-            where = f"the largest node of {where} has {limit}" if refuse else f"{where} has {limit} in all"
+            where = f"partition {job.partition} has {limit} in all"
             text = f"job {job.job_id} needs {job.gpu_count} GPUs, but {where}; it must be 1 to {limit}"
             raise RequestError(text, job.job_id)
 

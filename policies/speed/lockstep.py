@@ -38,14 +38,10 @@ class Lockstep:
 
     Attributes:
         ordering: "best" takes the ordering with the shortest period, "worst" the longest.
-        gaps: Whether members may sit anywhere in the rotation. The paper puts p members at positions 0 to p − 1, which
-            keeps a pair on four resources from running half a turn apart; for three or four members it makes no
-            difference.
     """
 
     name: ClassVar = "lockstep"
     ordering: str = "best"
-    gaps: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an unknown ordering."""
@@ -62,7 +58,7 @@ class Lockstep:
         if checked.shape[1] == 1:
             return alone(figures, checked)
         count, members = checked.shape
-        ways = placements(members, figures.resource_count, gaps=self.gaps)
+        ways = placements(members, figures.resource_count)
         turns = [_relative(positions, figures.resource_count) for positions in ways]
         # One row per member keeps writes contiguous; the caller sees the transposed view.
         speed = np.empty((members, count))
@@ -75,33 +71,24 @@ class Lockstep:
 
     def positions(self, members: Sequence[Shape]) -> Positions:
         """Position of each member in the rotation; the first of several equally good ways."""
-        return _positions(tuple(members), self.gaps, self.ordering == "worst")
+        return _positions(tuple(members), self.ordering == "worst")
 
     def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
-        """Indices of the members by their position in the rotation, without the gaps."""
+        """Indices of the members by their position in the rotation."""
         placed = self.positions(members)
         return tuple(sorted(range(len(placed)), key=placed.__getitem__))
 
 
 @lru_cache(maxsize=64)
-def placements(members: int, resources: int, *, gaps: bool = False) -> tuple[Positions, ...]:
-    """All ways of placing members in the rotation that can differ in their period; the paper's, without gaps, come
-    first.
+def placements(members: int, resources: int) -> tuple[Positions, ...]:
+    """All ways of placing members in the rotation, without gaps, that can differ in their period.
 
     Turning all members by a position changes nothing, so of ways that differ by a turn only one is listed.
-
-    Args:
-        members: p, at most `resources`.
-        resources: k, also the number of positions.
-        gaps: Whether to leave positions free between members.
     """
     inverse = (tuple(sorted(range(members), key=order.__getitem__)) for order in permutations(range(members)))
     listed: dict[Positions, Positions] = {}
     for positions in inverse:
         listed.setdefault(_relative(positions, resources), positions)
-    if gaps:
-        for rest in permutations(range(1, resources), members - 1):
-            listed.setdefault((0, *rest), (0, *rest))
     return tuple(listed.values())
 
 
@@ -159,11 +146,11 @@ def _pace(figures: Figures, index: Indices, chosen: Floats, out: tuple[Floats, F
 
 
 @lru_cache(maxsize=4096)
-def _positions(members: tuple[Shape, ...], gaps: bool, worst: bool) -> Positions:
+def _positions(members: tuple[Shape, ...], worst: bool) -> Positions:
     """The first placement whose period is the extreme one; a plan asks for the same few groups many times."""
     figures = figures_of(members, max_resources=MAX_RESOURCES)
     checked_groups(one_group(len(members)), len(members), figures.resource_count)
-    ways = placements(len(members), figures.resource_count, gaps=gaps)
+    ways = placements(len(members), figures.resource_count)
     stage_s = [member.stage_s for member in members]
     return ways[first_extreme([period_s(stage_s, positions) for positions in ways], worst=worst)]
 

@@ -54,12 +54,9 @@ def interleaving_efficiency(stage_s, period):
     return 1.0 - sum((period - busy) / period for busy in busy_s) / resources
 
 
-def every_period(members, gaps=False):
+def every_period(members):
     """Periods of all ways of seating members in a rotation, one by one."""
     resources = len(members[0].stage_s)
     stages = [member.stage_s for member in members]
     empty = [None] * (resources - len(stages))
-    if gaps:
-        order_of = permutations([*range(len(stages)), *[None] * len(empty)])
-        return [rotation_period([None if seat is None else stages[seat] for seat in way]) for way in order_of]
     return [rotation_period([*way, *empty]) for way in permutations(stages)]

@@ -47,7 +47,7 @@ def round_of(split: tuple[int, ...], seed: int) -> PlanRequest:
     )
     node = {"gpu_count": GPUS, "cpu_count": CPUS, "mem_gib": MEM_GIB, "free_cpus": CPUS, "free_mem_gib": MEM_GIB}
     nodes = tuple(FreeNode(f"n{index:02}", ("p",), GPUS, **node) for index in range(NODES))
-    return PlanRequest(jobs, nodes, now_s=1000.0, larger_than_a_node="refuse")
+    return PlanRequest(jobs, nodes, now_s=1000.0, larger_than_a_node="whole-nodes")
 
 
 def planned(request: PlanRequest, mechanism: Mechanism) -> tuple[Plan, float]:

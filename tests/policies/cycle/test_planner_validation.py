@@ -94,28 +94,16 @@ def test_a_gpu_is_either_free_or_held():
         ({"now_s": float("inf")}, "now_s is inf"),
         ({"max_group_size": 0}, "max_group_size is 0"),
         ({"nodes": (BUSY, BUSY)}, "node n1 appears more than once"),
-        ({"larger_than_a_node": "slrum"}, "larger_than_a_node is 'slrum'; valid are: slurm, whole-nodes, refuse"),
+        ({"larger_than_a_node": "slrum"}, "larger_than_a_node is 'slrum'; valid are: slurm, whole-nodes"),
     ],
 )
 def test_a_frame_that_cannot_be_is_named(changes, message):
     refuse(message, **changes)
 
 
-def test_more_gpus_than_a_node_or_the_partition_has():
-    nodes = [make_node("n1", 2), make_node("n2", 4)]
-    job = make_job(5, gpu_count=5)
-    refuse(
-        "job 5 needs 5 GPUs, but the largest node of partition main has 4; it must be 1 to 4",
-        [job],
-        nodes,
-        larger_than_a_node="refuse",
-    )
-    large = make_job(5, gpu_count=7)
-    refuse(
-        "job 5 needs 7 GPUs, but partition main has 6 in all; it must be 1 to 6",
-        [large],
-        nodes,
-        larger_than_a_node="whole-nodes",
-    )
+def test_more_gpus_than_the_partition_has():
+    nodes, large = [make_node("n1", 2), make_node("n2", 4)], make_job(5, gpu_count=7)
+    message = "job 5 needs 7 GPUs, but partition main has 6 in all; it must be 1 to 6"
+    refuse(message, [large], nodes, larger_than_a_node="whole-nodes")
     (solo,) = plan_queue(make_request([large], nodes), "test", priority.fifo, PolicyOptions()).solo
     assert "larger than a node" in str(solo.reasons[0])

@@ -93,7 +93,7 @@ def test_speeds_are_feasible_and_the_linear_program_bounds_fair_and_lockstep(mem
     assert bound <= len(members) + ROUNDING
     assert speeds(members).sum() <= bound + 1e-6
     if len(members) <= 4:
-        for model in (Lockstep(), Lockstep("worst"), Lockstep(gaps=True)):
+        for model in (Lockstep(), Lockstep("worst")):
             lockstep = model.evaluate(members, one_group(len(members))).speed[0]
             assert (lockstep @ share_of(members) <= 1 + ROUNDING).all()
             assert lockstep.sum() <= bound + 1e-6
