@@ -117,8 +117,8 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         served_gpu_s=served_gpu_s(noted(read_service(journal.facts(SERVICE)), view), view, journal.intents()),
         saved_gpu_s=saved_gpu_s(view, journal.intents()),
         claims=noted_claims(_claims(journal), view),
-        first_submit_s=first_submits(dict(_readable(journal.facts(FIRST_SUBMIT).items(), _time_of_job)), view),
-        gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
+        first_submit_s=first_submits(dict(_readable(journal.facts(FIRST_SUBMIT).items(), _number_of_job)), view),
+        gpu_mem_gib=dict(_readable(journal.facts(GPU_MEM).items(), _number_of_job)),
         refused_releases=_lately(journal.facts(RELEASE_REFUSED), now_s, str),
         pythons=KnownPythons.of(
             _readable(journal.facts(PYTHON).values(), lambda told: MeasuredPython(*map(str, told))), config.node_python
@@ -156,7 +156,7 @@ def _gate_is_open(member: ManagedJob) -> bool:
     return member.gate == "licence" and not is_behind_licence(member)
 
 
-def _time_of_job(fact: tuple[str, Any]) -> tuple[int, float]:
+def _number_of_job(fact: tuple[str, Any]) -> tuple[int, float]:
     return int(fact[0]), float(fact[1])
 
 
@@ -245,9 +245,8 @@ class Controller:
             left = self._apply(decision, decision.actions, errors)
         self.has_more = bool(unrepaired.actions or left.actions)
         errors += self._keep_up(decision)
-        self._note_submits(decision)
+        self._note_facts(decision)
         note_service(self._journal, self.books.accounting, decision.view)
-        self._note_durations(decision)
         self._tidy(decision.view)
         errors += self._extend_lease()
         view = self._view_after(decision)
@@ -409,16 +408,14 @@ class Controller:
             self._proposals = Proposals(snapshot.taken_s, moves)
         return self._proposals.notes(decision.view)
 
-    def _note_submits(self, decision: Decision) -> None:
-        times_s = decision.preparation.cycle.knowledge.first_submit_s
-        facts = {str(job_id): time_s for job_id, time_s in times_s.items()}
+    def _note_facts(self, decision: Decision) -> None:
+        known = decision.preparation.cycle.knowledge
+        facts = {str(job_id): time_s for job_id, time_s in known.first_submit_s.items()}
         if facts != self._journal.facts(FIRST_SUBMIT):
             self._journal.replace_facts({FIRST_SUBMIT: facts})
 
-    def _note_durations(self, decision: Decision) -> None:
-        claims = decision.preparation.cycle.knowledge.claims
-        if claims != _claims(self._journal):
-            self._journal.replace_facts({CLAIMS: claim_facts(claims)})
+        if known.claims != _claims(self._journal):
+            self._journal.replace_facts({CLAIMS: claim_facts(known.claims)})
 
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)

@@ -24,7 +24,6 @@ from muri.slurm_plugin.gateway.base import (
     NoSuchJobError,
     SlurmUnreachableError,
     job_started,
-    passing_over,
 )
 from muri.slurm_plugin.planning.actions import GivenShare
 from muri.slurm_plugin.planning.slurm_requests import (
@@ -105,8 +104,13 @@ def close_gate(gateway: JobGateway, job: ManagedJob, change: JobChange = _NOTHIN
     back = job.held and job.reason == REQUEUED_HELD
     word = OPEN if is_open else REQUEUED if back else "hold"
     gateway.modify(job.job_id, replace(change, admin_comment=with_word(_comment(job, change), word)))
-    if not is_open and not job.held:
-        _hold(gateway, job.job_id)
+    if is_open or job.held:
+        return
+    try:
+        gateway.hold(job.job_id)
+    except GatewayError as error:
+        if not job_started(error):  # one that started just now has its own request and may run
+            raise
 
 
 def note_open(gateway: JobGateway, job: ManagedJob, comment: str | None = None) -> None:
@@ -172,12 +176,6 @@ def move_to_licence(gateway: JobGateway, job: ManagedJob) -> None:
 
 def _comment(job: ManagedJob, change: JobChange) -> str:
     return job.admin_comment if change.admin_comment is None else change.admin_comment
-
-
-def _hold(gateway: JobGateway, job_id: int) -> None:
-    """Hold a pending job; one that started just now has its own request and may run."""
-    with passing_over(job_started):
-        gateway.hold(job_id)
 
 
 def give_share(gateway: JobGateway, job: Job, share: GivenShare, now_s: float) -> str:

@@ -213,19 +213,18 @@ def settle(plan: Plan, request: PlanRequest) -> Settled:
     solo = [item for item in plan.solo if item.job_id not in at_work and _fits(item, free)]
     settled = {job for group in groups for job in group.members} | {item.job_id for item in solo} | at_work
     closed = {job_id: why for unit in request.running for job_id, why in unit.closed_to.items()}
-    waiting = [_with_reason(item, closed) for item in plan.waiting if item.job_id not in at_work]
+    waiting = [
+        replace(item, reasons=(*item.reasons, Reason("it cannot join what runs: {}", (closed[item.job_id],))))
+        if item.job_id in closed
+        else item
+        for item in plan.waiting
+        if item.job_id not in at_work
+    ]
     for group in plan.groups:
         waiting += [Waiting(job, group.reasons) for job in group.members if job not in settled]
     waiting += [Waiting(item.job_id, item.reasons) for item in plan.solo if item.job_id not in settled]
     done = replace(plan, groups=tuple(groups), solo=tuple(solo), waiting=tuple(waiting))
     return Settled(done, tuple(item for item in stops if jobs[item.job_id].preemptible))
-
-
-def _with_reason(item: Waiting, closed: Mapping[int, str]) -> Waiting:
-    """Return a waiting job with the reason why it cannot join what runs."""
-    if item.job_id not in closed:
-        return item
-    return replace(item, reasons=(*item.reasons, Reason("it cannot join what runs: {}", (closed[item.job_id],))))
 
 
 def _fits(item: Group | Solo, free: dict[str, int]) -> bool:

@@ -5,7 +5,7 @@ finish-time fairness ρ, count from the first time: otherwise jobs that were sto
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import accumulate
 from pathlib import PurePosixPath
@@ -136,16 +136,13 @@ class Expected:
     def why(self) -> str:
         """Say for people why a stated duration is taken as a longer one."""
         times = f"{self.times:,.0f}" if self.times >= 10 else f"{self.times:.1f}"
+        units = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (0.0, 1.0, "s"))
+        unit_s, unit = next((unit_s, unit) for least_s, unit_s, unit in units if self.seconds >= least_s)
+        taken = f"{self.seconds / unit_s:,.0f} {unit}"
         return (
-            f"its duration={self.stated_s}s is taken as {_in_words(self.seconds)}: its user's last jobs, those of "
-            f"this model above all, ran {times} times as long as stated"
+            f"its duration={self.stated_s}s is taken as {taken}: its user's last jobs, those of this model above all, "
+            f"ran {times} times as long as stated"
         )
-
-
-def _in_words(seconds: float) -> str:
-    units = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (0.0, 1.0, "s"))
-    unit_s, unit = next((unit_s, unit) for least_s, unit_s, unit in units if seconds >= least_s)
-    return f"{seconds / unit_s:,.0f} {unit}"
 
 
 def expected(job: ManagedJob, model: str, claims: Sequence[Claim]) -> Expected | None:
@@ -375,14 +372,10 @@ _MURIS = (Role.CANDIDATE, Role.USER_HELD, Role.NOT_OURS, Role.MEMBER, Role.RELEA
 
 def first_submits(known: Mapping[int, float], view: View) -> dict[int, float]:
     """Return the first submit times of Muri's jobs that run or ran before, seconds since the epoch, by job id."""
-    return {job.job_id: known.get(job.job_id, job.submit_s) for job in _present(view) if _is_worth_it(job, known)}
-
-
-def _present(view: View) -> Iterator[ManagedJob]:
-    for role in _MURIS:
-        yield from view.having(role)
-
-
-def _is_worth_it(job: ManagedJob, known: Mapping[int, float]) -> bool:
-    """A job that waits for its first run has its own submit time, and one that ran unseen has lost it."""
-    return job.job_id in known or (job.state is JobState.RUNNING and not job.restart_count)
+    # A job that waits for its first run has its own submit time, and one that ran unseen has lost it.
+    return {
+        job.job_id: known.get(job.job_id, job.submit_s)
+        for role in _MURIS
+        for job in view.having(role)
+        if job.job_id in known or (job.state is JobState.RUNNING and not job.restart_count)
+    }

@@ -257,12 +257,10 @@ def _pair(
 
 def _family(key: ProfileKey, profiles: Mapping[ProfileKey, StageProfile]) -> list[StageProfile]:
     """The measured profiles of a model with all its batch sizes: its user's own, published ones where there is none."""
-    near = {item.key: item for item in profiles.values() if _same_but_for_batch(item.key, key) and not item.is_estimate}
+    alike = (item for item in profiles.values() if item.key.serves(key.user) and not item.is_estimate)
+    model = key.model, key.gpu_count, key.gpu_type
+    near = {item.key: item for item in alike if (item.key.model, item.key.gpu_count, item.key.gpu_type) == model}
     return [item for item in near.values() if item.key.user == key.user or replace(item.key, user=key.user) not in near]
-
-
-def _same_but_for_batch(a: ProfileKey, b: ProfileKey) -> bool:
-    return a.serves(b.user) and (a.model, a.gpu_count, a.gpu_type) == (b.model, b.gpu_count, b.gpu_type)
 
 
 def _memory(profile: StageProfile, family: Iterable[StageProfile]) -> tuple[float, float]:

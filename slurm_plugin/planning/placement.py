@@ -46,7 +46,9 @@ class Places:
 
     def of(self, job: Job, time_limit_s: int | None = None) -> Place:
         """Return where a job may run; `time_limit_s` goes before its own, 0 for none."""
-        blocking = self._blocking(job.reservation, job.time_limit_s if time_limit_s is None else time_limit_s)
+        limit_s = job.time_limit_s if time_limit_s is None else time_limit_s
+        # Reservations of others that begin before the job would end if it started now.
+        blocking = self._before(ends_at_s(self._snapshot.taken_s, limit_s), job.reservation)
         request: tuple[str | int, ...] = (
             job.partition, job.node_count, job.required_nodes, job.excluded_nodes, job.features, job.reservation,
             *(each.name for each in blocking),
@@ -72,10 +74,6 @@ class Places:
         except HostListError as error:
             return f"Muri cannot tell which nodes are reserved: {error}"
         return f"it would not end before reservation {', '.join(each.name for each in found)}" if found else ""
-
-    def _blocking(self, reservation: str, time_limit_s: int) -> tuple[Reservation, ...]:
-        """The reservations of others that begin before a job would end that starts now."""
-        return self._before(ends_at_s(self._snapshot.taken_s, time_limit_s), reservation)
 
     def _before(self, end_s: float, own: str) -> tuple[Reservation, ...]:
         if not self._set_aside:

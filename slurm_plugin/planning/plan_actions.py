@@ -344,13 +344,10 @@ def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, view: View, config
         return {}
     known = [job for job in jobs if job.may_share and job.profile is not None]
     fit = [job for job in known if job.gpu_count == 1 or has_a_task_per_gpu(job, view.jobs[job.job_id])]
-    return {job.job_id: job for job in fit if may_join(config) or _is_to_be_measured(job, config)}
-
-
-def _is_to_be_measured(job: PlanJob, config: Config) -> bool:
-    """Whether a job that others cannot join is measured, so that later jobs of its model can be grouped."""
-    estimated = job.profile is not None and job.profile.is_estimate
-    return estimated and config.profiling.in_place and config.grouping.max_group_size > 1
+    if not may_join(config):  # those are measured of which nothing is known, so that later jobs can be grouped
+        measures = config.profiling.in_place and config.grouping.max_group_size > 1
+        fit = [job for job in fit if measures and job.profile is not None and job.profile.is_estimate]
+    return {job.job_id: job for job in fit}
 
 
 def shares_gpus(policy: Policy) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -115,6 +115,8 @@ def start_group(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> St
         for each, kind in zip(known, kinds, strict=True)
     )
     thread = next((each for each, kind in zip(known, kinds, strict=True) if kind.kind == "thread"), None)
+    whys = ((each.job.job_id, why_estimated(each.planned_profile)) for each in known)
+    estimated = (f"job {job_id}: {why}" for job_id, why in whys if why)
     gpus_per_node = group.gpu_count // len(nodes)
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
@@ -137,7 +139,7 @@ def start_group(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> St
         time_limit_s=0 if 0 in limits else max(limits) + PILOT_EXTRA_S,
         efficiency=group.efficiency,
         period_s=group.period_s,
-        reasons=(*sentences(group.reasons), *_estimated(known)),
+        reasons=(*sentences(group.reasons), *estimated),
         node_count=len(nodes),
         gpus_per_node=gpus_per_node,
         mode=group.mode,
@@ -149,12 +151,6 @@ def start_group(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> St
 def _nodes(shares: Sequence[NodeShare | CpuMemShare], index: NodeIndex) -> list[Node]:
     """The nodes of a plan's shares, by name."""
     return [index.by_name[name] for name in sorted({share.node for share in shares})]
-
-
-def _estimated(members: Sequence[KnownJob]) -> Iterator[str]:
-    for known in members:
-        if why := why_estimated(known.planned_profile):
-            yield f"job {known.job.job_id}: {why}"
 
 
 class Joiner(NamedTuple):

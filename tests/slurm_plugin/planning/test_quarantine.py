@@ -8,6 +8,7 @@ from fake_slurm import FOUR_KINDS, FakeSlurm, behind_licence, group_at_work, mak
 
 from muri.slurm_plugin.planning import decision as decision_module
 from muri.slurm_plugin.records.cluster import JobState, Unreadable
+from muri.slurm_plugin.records.journal import GPU_MEM
 from muri.slurm_plugin.records.roles import Role
 
 
@@ -100,6 +101,7 @@ def test_an_intent_that_cannot_be_read_is_abandoned(make_controller):
         controller._journal.begin("beef", "dry-run", {"job_id": 1, "key": {"odd": 1}}, slurm.now_s)
         controller._journal.set_fact("bar", "no number", "why")
         controller._journal.set_fact("dry-run-failed", "key", 5)
+        controller._journal.set_fact(GPU_MEM, "1", "not a number")
         controller.cycle()
         assert controller._journal.intents("begun") == ()
     slurm.tick()
