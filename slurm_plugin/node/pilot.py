@@ -128,7 +128,7 @@ class PilotWatch:
 
     def _end_runtime(self) -> bool:
         """End the runtime, and report the last figures; returns whether a fault has broken the GPU's context."""
-        # The runtime itself, which saves what it can: srun would answer a SIGTERM by killing the step at once.
+        # The runtime itself, which saves what is possible: srun would answer a SIGTERM by killing the step at once.
         with contextlib.suppress(KeyError, ProcessLookupError):
             os.kill(self._runtime_status()["pid"], signal.SIGTERM)
         self._reports.end(self._runtime_status())  # meanwhile the runtime ends
