@@ -192,9 +192,7 @@ def statistical_efficiency(batch_scale: float) -> float:
 
 
 def model_of(batch: BatchModel | None, profile: StageProfile | None) -> BatchModel | None:
-    """A job's iterations on the GPUs that it asked for; None where neither a usable batch model nor a profile is
-    known.
-    """
+    """A job's iterations on its GPUs; None where neither a usable batch model nor a profile is known."""
     if batch is not None and batch.compute_fixed_s + batch.compute_per_sample_s > 0:
         return batch
     return None if profile is None else iteration_model(profile)
@@ -202,10 +200,7 @@ def model_of(batch: BatchModel | None, profile: StageProfile | None) -> BatchMod
 
 @lru_cache(maxsize=4096)
 def iteration_model(profile: StageProfile) -> BatchModel:
-    """The model of a stage profile: stages that overlap keep their shares of the iteration.
-
-    Input and preprocessing count as computing, since every GPU brings its share of CPUs and storage along.
-    """
+    """The model of a stage profile; input and preprocessing count as computing, which scales with the GPUs."""
     total_s = sum(profile.stage_s)
     known = profile.key.gpu_count > 1 and total_s > 0
     share = min(_MOST_SYNC_SHARE, profile.synchronize_s / total_s) if known else 0.0

@@ -17,16 +17,10 @@ from muri.profiler.records import RESOURCES
 class DecisionWriter:
     """Collects decisions with their reasons.
 
-    Args:
-        forecasts: Speeds of groups.
-        shapes: The distinct shapes that contenders refer to.
-        sharing: Whether jobs share at all.
-        explained: Whether to give reasons.
-
     Attributes:
-        groups, solo, waiting: The decisions so far.
         partners: Number of contenders of each bucket that can share.
         room_for_all: Whether each job can have GPUs of its own.
+        explained: Whether to give reasons.
     """
 
     def __init__(self, forecasts: Forecasts, shapes: Sequence[Shape], *, sharing: bool, explained: bool) -> None:
@@ -146,14 +140,9 @@ class DecisionWriter:
 
 
 class SlurmQueue:
-    """Slurm's queue behind a plan; absent, so that it takes no job, unless `larger_than_a_node` is "slurm".
+    """Slurm's queue behind a plan, absent unless `larger_than_a_node` is "slurm".
 
-    Args:
-        request: The request.
-        free: The GPUs that are given out.
-        max_wait_s: The aging bound.
-        released: List of the jobs that it takes.
-        set_aside: Keeps GPUs free for a job that is larger than any node.
+    `released` lists the jobs that it takes; `set_aside` keeps GPUs free for a job that is larger than any node.
     """
 
     def __init__(

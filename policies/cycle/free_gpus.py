@@ -63,12 +63,7 @@ class _Shelf:
 
 
 class FreeGpus:
-    """The GPUs that are still to be given out while one plan is made.
-
-    Args:
-        nodes: The nodes; they are not changed.
-        whole_nodes: Whether jobs larger than any node get several idle ones.
-    """
+    """The GPUs still to be given out in one plan; `whole_nodes`: jobs larger than any node get several idle ones."""
 
     def __init__(self, nodes: Iterable[FreeNode], *, whole_nodes: bool = False) -> None:
         self._nodes = sorted(nodes, key=lambda node: node.name)
@@ -103,20 +98,12 @@ class FreeGpus:
         return twin
 
     def take(self, partition: str, gpu_count: int, gpu_mem_gib: float = 0.0, node_count: int = 1) -> Shares | None:
-        """Take GPUs of the node that is left with the fewest.
+        """Take GPUs of the node that is left with the fewest; None when there is no such place.
 
         On a tie it is the one with less memory (unknown counts as unlimited), so that groups find the larger; among
         equal nodes the one where the GPUs come from the fewest islands, and break up the least; then the first by name.
-        A job larger than any node gets whole nodes where those are given out.
-
-        Args:
-            partition: The nodes must belong to it.
-            gpu_count: Number of GPUs.
-            gpu_mem_gib: Memory that one GPU must have; nodes of unknown memory qualify.
-            node_count: Above 1: this number of nodes, an equal share of the GPUs on each.
-
-        Returns:
-            The GPUs, or None when there is no such place.
+        A job larger than any node gets whole nodes where those are given out, and one with `node_count` above 1 equal
+        shares on as many.
         """
         if node_count > 1:
             return self._take_spread(partition, gpu_count, gpu_mem_gib, node_count)
@@ -212,9 +199,7 @@ class FreeGpus:
         return self._largest_node.get(partition)
 
     def largest_memory_gib(self, partition: str, gpu_count: int) -> float:
-        """Most memory per GPU among the nodes with enough free GPUs (any free GPU, for jobs larger than a node);
-        infinite if unknown.
-        """
+        """Most memory per GPU of nodes with enough free GPUs (one, for jobs larger than a node); inf if unknown."""
         largest = self.largest_node(partition)
         needed = 1 if largest is not None and gpu_count > largest else gpu_count
         fitting = (shelf for shelf in self._of(partition) if max(shelf.counts(self._free), default=0) >= needed)
@@ -317,10 +302,7 @@ class NodeGpus:
             self._add(gpu for island in node.islands for gpu in island)
 
     def take(self, gpu_count: int) -> tuple[int, ...]:
-        """Take GPUs of the island with the tightest fit, else of the fewest islands; or in order.
-
-        Returns their indices, ascending; empty where they are not known.
-        """
+        """Take GPUs of the tightest or of the fewest islands, or in order; their indices, empty where unknown."""
         if not self._known:
             return ()
         taken: list[int] = []
@@ -331,10 +313,7 @@ class NodeGpus:
         return tuple(sorted(taken))
 
     def broken(self, gpu_count: int) -> tuple[int, int]:
-        """Number of islands that the GPUs come from, and of GPUs left of the last of these.
-
-        Where that is not known, each GPU may come from another.
-        """
+        """Number of islands that the GPUs come from (each from another if unknown), and of GPUs left of the last."""
         if not self._known:
             return gpu_count, 0
         islands, wanted, count, left = [island for island in self._free if island], gpu_count, 0, 0

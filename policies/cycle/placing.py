@@ -67,12 +67,7 @@ class Unit:
 def running_unit(members: Members, memory_gib: float = 0.0, memory_of: MemoryOf | None = None) -> Running | None:
     """The running unit that continues where these jobs share GPUs: exactly these, or some that others join.
 
-    Of several it is the one whose restart would cost most.
-
-    Args:
-        members: The jobs.
-        memory_gib: GPU memory that they need together.
-        memory_of: GPU memory of a running unit's GPUs; None: no job joins running units.
+    Of several it is the one whose restart would cost most. Without `memory_of` no job joins running units.
     """
     if len(members) == 1:
         unit = members[0].unit
@@ -82,9 +77,7 @@ def running_unit(members: Members, memory_gib: float = 0.0, memory_of: MemoryOf 
     whole = [unit for key, unit in running.items() if present[key] == len(unit.members)]
     fitting = [unit for unit in whole if _takes(unit, members, memory_gib, memory_of)]
     return max(
-        fitting,
-        key=lambda unit: (sum(job.restart_s for job in unit.members), -unit.members[0].job_id),
-        default=None,
+        fitting, key=lambda unit: (sum(job.restart_s for job in unit.members), -unit.members[0].job_id), default=None
     )
 
 
@@ -100,10 +93,7 @@ def _takes(unit: Running, members: Members, memory_gib: float, memory_of: Memory
 
 
 def unit_of(
-    members: Members,
-    gpu_mem_gib: float = 0.0,
-    notes: tuple[Reason, ...] = (),
-    memory_of: MemoryOf | None = None,
+    members: Members, gpu_mem_gib: float = 0.0, notes: tuple[Reason, ...] = (), memory_of: MemoryOf | None = None
 ) -> Unit:
     """A unit of these jobs, which continues a running unit where it can."""
     return Unit(members, gpu_mem_gib, running_unit(members, gpu_mem_gib, memory_of), notes)
@@ -131,14 +121,7 @@ def place(units: Sequence[Unit], free: FreeGpus) -> list[Placement]:
 
     Running units keep their GPUs. Placing the large new ones first leaves the fewest fragments. Where that order
     happens to seat fewer, the order of priority is kept; and a unit that finds no place makes less urgent running ones
-    leave theirs, if that helps.
-
-    Args:
-        units: Units, in any order.
-        free: Free GPUs, those of the running units among them; reduced by the placed units.
-
-    Returns:
-        The placed units, in the order in which they got GPUs.
+    leave theirs, if that helps. `free` is reduced by the placed units, which are returned in the order of placement.
     """
     kept = [
         Placement(unit, unit.stays_on) for unit in sorted(units, key=lambda unit: unit.rank) if unit.runs is not None
@@ -289,14 +272,6 @@ def first_places(
 
     Small jobs come and go, and each takes the GPUs of another, so a job that needs a whole node would wait until none
     of them is left. One unit of a size is enough: others of that size can join or follow it.
-
-    Args:
-        eligible: Jobs by rank.
-        open_units: Running units that take new members.
-        running: Running units that are not up for decision.
-        nodes: The nodes of the pool.
-        free: Their free GPUs; they are not changed.
-        left_s: Predicts the remaining seconds of a running unit; infinite when unknown.
 
     Returns:
         Jobs for which GPUs are free, and the nodes that take no other jobs until the jobs they are kept for fit.

@@ -17,16 +17,7 @@ from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import SpeedModel
 from muri.policies.speed.registry import speed_model
-from muri.policies.types import (
-    Certificate,
-    FreeNode,
-    Plan,
-    PlanRequest,
-    PriorityKey,
-    Reason,
-    Waiting,
-    may_share_gpus,
-)
+from muri.policies.types import Certificate, FreeNode, Plan, PlanRequest, PriorityKey, Reason, Waiting, may_share_gpus
 
 JOINERS_PER_SEAT: Final = 4  # Waiting jobs that are considered for each free place in running units
 
@@ -285,10 +276,7 @@ class _PoolPlanner:
         return groupable and fits
 
     def _keep_waiting(self, started: set[int], left_out: Mapping[int, int]) -> None:
-        """Give reasons to the waiting jobs, and leave those to Slurm's queue that have waited too long.
-
-        `left_out` has the number of other jobs that a job without a group was considered with, by rank.
-        """
+        """Give reasons to waiting jobs, and overdue ones to Slurm; `left_out`: other jobs considered, by rank."""
         left = [contender for contender in self.contenders if contender.rank not in started]
         if self._slurm.is_there:
             left = [item for item in left if item.unit is not None or not self._slurm.takes_overdue(item.job)]

@@ -59,12 +59,8 @@ Members = tuple[Contender, ...]  # The members of one group by rank
 
 
 class Queue(NamedTuple):
-    """The jobs of a request.
-
-    Attributes:
-        contenders: The jobs that GPUs can be given to, by rank.
-        fixed: The running units that are not up for decision; ranks count within each.
-        shapes: The distinct shapes, sorted.
+    """The jobs of a request: those that GPUs can be given to, by rank, running units that are not up for decision
+    (ranks count within each), and the distinct shapes, sorted.
     """
 
     contenders: tuple[Contender, ...]
@@ -96,10 +92,7 @@ def line_up(request: PlanRequest, key: PriorityKey, options: PolicyOptions) -> Q
 
 
 def is_movable(unit: Running, request: PlanRequest, options: PolicyOptions) -> bool:
-    """Whether a running unit competes with the waiting jobs.
-
-    Where Slurm places jobs larger than a node, it also keeps them.
-    """
+    """Whether a running unit competes with waiting jobs; Slurm keeps jobs larger than a node that it placed."""
     spans = len(unit.gpus) > 1 and request.larger_than_a_node == "slurm"
     return options.preemption and unit.preemptible and not spans
 
@@ -269,18 +262,13 @@ class _Trial:
 
 
 def select(contenders: Iterable[Contender], free: FreeGpus, group_size: int) -> Selection:
-    """Take jobs in order of priority until groups of `group_size` would fill the free GPUs.
+    """Take jobs in order of priority until groups of `group_size` would fill the free GPUs, which are not changed.
 
     A job that finds GPUs reserves them and opens seats for the next jobs of its bucket. A job that finds neither a seat
     nor GPUs is passed over, so smaller jobs behind it are considered (backfill). GPUs that are left then go to jobs
     that have only a seat.
 
     Source: Muri, section 4.2: the first n jobs, with n such that groups of k fill the cluster.
-
-    Args:
-        contenders: Jobs by rank.
-        free: Free GPUs; they are not changed.
-        group_size: Most jobs per group, k.
     """
     trial = _Trial(free)
     buckets: dict[Bucket, Choice] = {}

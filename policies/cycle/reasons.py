@@ -168,10 +168,7 @@ def duration(seconds: float) -> str:
 
 
 class WaitingReasons:
-    """Why jobs stay held: the same few sentences for a whole queue, asked for from the most urgent job on.
-
-    `free` has the GPUs left over; `whole_nodes`: jobs larger than a node are given idle ones.
-    """
+    """Why jobs stay held, asked for from the most urgent job on; `free` has the GPUs left over."""
 
     def __init__(self, free: FreeGpus, *, whole_nodes: bool) -> None:
         self._free = free

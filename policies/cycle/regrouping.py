@@ -105,13 +105,8 @@ def shapes_of(group: Members) -> Composition:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One bucket to be grouped.
-
-    Attributes:
-        members: The selected jobs by rank.
-        slots: Number of new groups that fit.
-        memory_limit_gib: GPU memory of a new group.
-        open_units: Running units that are not up for decision and take new members.
+    """One bucket to be grouped: selected jobs by rank, the number of new groups that fit and their GPU memory, and
+    open units.
     """
 
     members: Members
@@ -122,14 +117,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The groups of one bucket.
-
-    Attributes:
-        units: The units to place.
-        joined: The open units that new members join.
-        left: The jobs that no group takes in.
-        certificate: The proof.
-    """
+    """The groups of one bucket: units to place, open units that new members join, jobs left, and the proof."""
 
     units: tuple[Unit, ...]
     joined: tuple[Unit, ...]

@@ -345,9 +345,7 @@ def _first_cells(weights: Floats, potential: Floats, choice: Indices) -> Indices
 
 
 def slack_threshold(weights: Floats, potential: Floats, degree: int) -> float:
-    """About the largest π_i + π_j − w_ij if each row is to have `degree` such cells, estimated from evenly spread
-    rows.
-    """
+    """About the largest π_i + π_j − w_ij if each row is to have `degree` such cells, from a sample of rows."""
     count = len(weights)
     sample = np.arange(0, count, max(1, count // _SAMPLE_ROWS))
     slack = (potential[sample, None] + potential - weights[sample]).ravel()

@@ -196,10 +196,7 @@ def _all_alone(problem: BucketProblem, options: PolicyOptions) -> BucketGroups:
 def _optimal(
     problem: BucketProblem, kinds: Kinds, options: PolicyOptions, model: SpeedModel, starts: Starts
 ) -> BucketGroups:
-    """Choose among all groups that the kinds of the waiting jobs can form.
-
-    `starts` has the columns that mattered in earlier buckets; this one's are added.
-    """
+    """Choose among all groups of the waiting kinds; `starts`: columns that mattered in earlier buckets."""
     most = tuple([min(count, options.max_group_size) for count in kinds.counts])
     # Only the options that columns depend on, so that the cache does not tell other options apart.
     relevant = PolicyOptions(

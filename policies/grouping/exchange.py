@@ -29,13 +29,7 @@ _URGENT: Final = 1e6  # Added for handing out a job that must not be left over; 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A state of the groups.
-
-    Attributes:
-        groups: New groups, single jobs among them, by their most urgent member.
-        joins: For each open unit of the problem, the jobs that join it.
-        value: Value of the new groups, and of joins to open units.
-    """
+    """New groups by their most urgent member, the jobs that join each open unit, and the value of both."""
 
     groups: tuple[Members, ...]
     joins: tuple[Members, ...]
@@ -205,9 +199,7 @@ class Exchange:
         return np.where(allowed, value.reshape(shape), _FORBIDDEN)
 
     def _gains_enough(self, speed: Floats, value: Floats, new: Indices) -> NDArray[np.bool_]:
-        """Which joins add enough of their new members' speed and value alone; `new`: array (n, p) of the new
-        members' kinds.
-        """
+        """Which joins add enough of their new members' speed and value alone; `new`: array (n, p) of kinds."""
         least = LEAST_GAIN * self.appraiser.coefficient[new].sum(axis=1)
         return np.asarray((speed >= LEAST_GAIN * new.shape[1] - _ROUNDING) & (value >= least * (1 - _ROUNDING)))
 

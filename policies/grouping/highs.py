@@ -23,10 +23,7 @@ class SolverError(MuriError):
 
 
 class LinearSolution(NamedTuple):
-    """Optimum of a linear program, and its prices: the worth of one more on each row's binding side.
-
-    A price is positive where the upper side binds, negative where the lower one does.
-    """
+    """Optimum of a linear program, and the price of each row: positive where its upper side binds, else negative."""
 
     amount: Floats
     price: Floats
@@ -111,8 +108,7 @@ def solve_integer(
     info, solution = highs.getInfo(), highs.getSolution()
     found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     return IntegerSolution(
-        amount=np.rint(solution.col_value).astype(np.intp) if found else None,
-        upper_bound=float(info.mip_dual_bound),
+        amount=np.rint(solution.col_value).astype(np.intp) if found else None, upper_bound=float(info.mip_dual_bound)
     )
 
 

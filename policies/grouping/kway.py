@@ -96,14 +96,8 @@ def multisets(kinds: int, size: int) -> Places:
 def all_columns(
     kinds: Sequence[Kind], most: Sequence[int], options: PolicyOptions, model: SpeedModel, memory_limit_gib: float
 ) -> Columns:
-    """Every single job, and every group that its members' limits and the memory allow and that is worth sharing for.
-
-    Args:
-        kinds: The kinds.
-        most: Most members of each kind in one group.
-        options: Objective, margin and group size.
-        model: The speed model.
-        memory_limit_gib: GPU memory of a group.
+    """Every single job, and every group that its members' limits (`most` of each kind) and the memory allow and that
+    is worth sharing for.
     """
     alike = tuple([kind._replace(worth=1.0) for kind in kinds])
     listing = _listing(alike, tuple(most), options, model, memory_limit_gib)
@@ -176,13 +170,7 @@ def _possible(groups: Places, most: Indices) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The right-hand sides of the program.
-
-    Attributes:
-        counts: Array (kinds,): jobs of each kind.
-        urgent: Array (kinds,): how many of them must be in a group.
-        slots: Most groups.
-    """
+    """The right-hand sides: jobs of each kind, how many of them must be in a group, and most groups."""
 
     counts: Floats
     urgent: Floats
@@ -225,15 +213,10 @@ class _Relaxed:
 
 
 def choose_columns(columns: Columns, limits: Limits, start: Indices | None = None) -> Choice:
-    """Choose the most valuable groups.
+    """Choose the most valuable groups; single jobs are the first `kinds` columns, `start` are columns to begin with.
 
     With up to about a thousand columns the choice is optimal, and so it is where the relaxation has whole numbers.
     Otherwise it comes from an integer program over the columns that matter in the relaxation.
-
-    Args:
-        columns: All groups that may be formed; the single jobs are the first `kinds` of them.
-        limits: Jobs, urgent jobs and slots.
-        start: Columns to begin with; the single jobs are always among them.
     """
     nothing = np.empty(0, dtype=np.intp)
     if limits.slots < 1 or limits.counts.sum() == 0:

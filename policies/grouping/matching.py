@@ -189,9 +189,7 @@ def _round(values: Floats, jobs: Counts, relaxation: _Relaxation) -> Counts:
 
 
 def _close(values: Floats, jobs: Counts, potential: Floats, amount: Counts) -> tuple[Counts, float]:
-    """Solve the integer program on the pairs that a better solution could use: the better of it and `amount`, and a
-    bound.
-    """
+    """An integer program on the pairs that a better solution could use: the better amounts, and a bound."""
     weight = _weight(values, amount)
     bound = math.fsum((jobs * potential).tolist())
     slack = potential[:, None] + potential - values

@@ -126,13 +126,9 @@ def kinds_of(problem: BucketProblem) -> Kinds:
 def coefficients(kinds: Sequence[Kind], objective: str) -> Floats:
     """Array: contribution of each kind's full speed to the objective.
 
-    All objectives are sums over the members of such a coefficient times the member's speed, so a bound on the speeds is
-    a bound on the objective.
-
-    Args:
-        kinds: One for each job or kind.
-        objective: "efficiency" (γ, Muri Eq. 4: the share of time that the job keeps a resource busy, averaged over
-            resources), "throughput" (1 each) or "jct" (its worth, as in Smith's rule).
+    All objectives are sums over the members of such a coefficient times the member's speed: under "efficiency" (γ, Muri
+    Eq. 4) the share of time that the job keeps a resource busy, averaged over resources, under "throughput" 1, under
+    "jct" its worth.
     """
     if objective == "throughput":
         return np.ones(len(kinds))
@@ -159,21 +155,10 @@ class Appraisal(NamedTuple):
 
 
 class Appraiser:
-    """Evaluates groups; kinds of jobs are indices.
-
-    Args:
-        kinds: The kinds.
-        options: Objective, margin and group size.
-        model: The speed model.
-        memory_limit_gib: GPU memory of a group.
-    """
+    """Evaluates groups under the options' objective; kinds of jobs are indices."""
 
     def __init__(
-        self,
-        kinds: Sequence[Kind],
-        options: PolicyOptions,
-        model: SpeedModel,
-        memory_limit_gib: float,
+        self, kinds: Sequence[Kind], options: PolicyOptions, model: SpeedModel, memory_limit_gib: float
     ) -> None:
         self.coefficient = coefficients(kinds, options.objective)
         self._shapes = tuple(sorted({kind.shape for kind in kinds}))
@@ -195,10 +180,7 @@ class Appraiser:
         return np.asarray(self._memory_gib[groups].sum(axis=1))
 
     def fits(self, groups: Indices) -> NDArray[np.bool_]:
-        """Which groups fit the GPU's memory and members' limits, and estimate no model twice.
-
-        Of one model a single job is measured: the others wait for that.
-        """
+        """Which groups fit the GPU's memory and members' limits, and have no two jobs of one unmeasured model."""
         if not self._limits:
             return np.ones(len(groups), dtype=np.bool_)
         fits = np.asarray(self._memory_gib[groups].sum(axis=1) <= self._memory_limit_gib)
@@ -222,11 +204,6 @@ class Appraiser:
         return Appraisal(evaluation.speed, value, total_speed, keeps)
 
     def pays(self, appraisal: Appraisal, alone: Floats | float = 1.0) -> NDArray[np.bool_]:
-        """Which groups keep minimum speeds and exceed the total speed of the alternative by `min_speedup`.
-
-        Args:
-            appraisal: Of the groups.
-            alone: Total speed of the alternative.
-        """
+        """Which groups keep minimum speeds and exceed the alternative's total speed by `min_speedup`."""
         more = appraisal.total_speed > np.asarray(alone) * self._options.min_speedup + _GAIN
         return np.asarray(more & appraisal.keeps_promises)

@@ -74,10 +74,7 @@ class Rounds:
         return len(self.units) * self._problem.gpu_count
 
     def merge(self, *, as_needed: bool) -> bool:
-        """Run one round; the result says whether anything was merged.
-
-        `as_needed` merges only the best pairs, no more than it takes to fit the slots.
-        """
+        """Run one round (`as_needed`: only the best pairs that it takes to fit the slots); whether it merged any."""
         merges = sorted(self._matched(), key=lambda item: (-round(item.weight, 9), item.unit.members))
         if as_needed:
             merges = merges[: max(0, len(self.units) - self._problem.slots)]
@@ -236,13 +233,7 @@ def _larger_of(figure: Sequence[float], first: Indices, second: Indices) -> Floa
 
 @dataclass(frozen=True, slots=True)
 class _MergeTable:
-    """The results of merging: symmetric arrays over kinds of units.
-
-    Attributes:
-        weight: Weight of the pair in the matching; NaN where it may not be merged.
-        value: Value of the merged unit.
-        total_speed: Sum of its members' speeds.
-    """
+    """The results of merging, symmetric arrays over kinds of units; the weight is NaN where a pair may not merge."""
 
     weight: Floats
     value: Floats

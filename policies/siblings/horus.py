@@ -44,12 +44,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByCost:
-    """Horus's cost, where sharing gets at least as much done as waiting.
-
-    Attributes:
-        cost: The cost.
-        min_speedup: How many times as much a GPU's jobs must get done with a newcomer as without it.
-    """
+    """Horus's cost, where a GPU's jobs get `min_speedup` times as much done with a newcomer as without it."""
 
     cost: CostModel
     min_speedup: float
@@ -75,13 +70,7 @@ class ByCost:
 
 
 class PackingCycle:
-    """The decisions so far. Running jobs stay where they are, unless `stop` takes them off.
-
-    Args:
-        request: A request that `check_request(request, packed=True)` accepted.
-        options: The policy's options.
-        rule: The price of a GPU to a job.
-    """
+    """The decisions so far on a checked request. Running jobs stay, unless `stop` takes them off."""
 
     def __init__(self, request: PlanRequest, options: PolicyOptions, rule: Rule) -> None:
         self.packed = PackedGpus(request)

@@ -74,25 +74,16 @@ def knows_utilization(job: PlanJob) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """The cost of a placement: ω1·(used memory + M_j)/capacity + ω2·f(cumulative utilization).
+    """The cost of a placement: ω1·(used memory + M_j)/capacity + ω2·f(cumulative utilization) (Horus, TPDS 2021).
 
     f of a job alone is 1: an idle GPU is always cheaper than the same one in use.
-
-    Source: Horus (TPDS 2021).
-
-    Attributes:
-        memory_weight: ω1.
-        slowdown_weight: ω2.
     """
 
     memory_weight: float
     slowdown_weight: float
 
     def of(self, load: Load, capacity_gib: float, slowdown: Slowdown) -> float:
-        """Cost of one GPU with a job already added to its load.
-
-        `capacity_gib` is infinite when unknown, which makes its memory cost nothing.
-        """
+        """Cost of one GPU with a job already added to its load; memory of unknown (infinite) capacity costs nothing."""
         memory = load.used_gib / capacity_gib
         return self.memory_weight * memory + self.slowdown_weight / load.speed(slowdown)
 
@@ -112,12 +103,7 @@ def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | No
     """The memory per GPU to ask for after an out-of-memory error; None where asking for more is useless.
 
     The first raise corrects a prediction that fell short by up to a third; the last one asks for all memory, so that
-    the job has its GPUs to itself, and a further error is its own.
-
-    Args:
-        asked_gib: The memory that it had room for when it failed.
-        raises: Number of raises before.
-        capacity_gib: Memory of a GPU; 0 when unknown.
+    the job has its GPUs to itself, and a further error is its own. A capacity of 0 is unknown.
 
     Raises:
         UsageError: A figure is negative.
@@ -157,14 +143,7 @@ class Place(NamedTuple):
 
 
 class Places:
-    """The GPUs of one plan, and the cost of putting a job on them.
-
-    Args:
-        packed: The GPUs and the jobs on them.
-        request: The limits of sharing.
-        price: Cost of a GPU to a job.
-        most_sharers: Most jobs on one GPU.
-    """
+    """The GPUs of one plan, and the cost of putting a job on them; `most_sharers`: most jobs on one GPU."""
 
     def __init__(self, packed: PackedGpus, request: PlanRequest, price: Price, most_sharers: int) -> None:
         self.packed, self.price = packed, price

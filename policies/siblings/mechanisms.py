@@ -159,9 +159,7 @@ class _Tuner:
         self.seating = Seating()
 
     def seat_all(self, placements: Iterable[Placement], *, as_placed: bool = False) -> bool:
-        """Seat the runnable jobs (on exactly the placements' GPUs with `as_placed`); False where one finds no node
-        with enough GPUs.
-        """
+        """Seat the runnable jobs (`as_placed`: on exactly these GPUs); False where one finds no node."""
         new = []
         for placement in placements:
             (contender,) = placement.unit.members

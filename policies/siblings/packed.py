@@ -13,10 +13,7 @@ from muri.policies.types import FreeNode, NodeShare, PlanJob, PlanRequest
 
 
 def mem_gib_of(job: PlanJob, accumulate_steps: int = 1) -> float:
-    """GPU memory that a job needs on each of its GPUs; 0 while unknown.
-
-    Its request after an out-of-memory error takes precedence over models.
-    """
+    """GPU memory of a job per GPU, 0 while unknown; its request after an out-of-memory error precedes models."""
     batch = job.batch
     if job.gpu_mem_request_gib is None and batch is not None and (batch.fixed_mem_gib or batch.mem_gib_per_sample):
         return batch.mem_gib(accumulate_steps)
@@ -59,15 +56,7 @@ Gpus = tuple[PackedGpu, ...]  # GPUs by node and index
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A job and its GPUs.
-
-    Attributes:
-        job: The job.
-        gpus: Its GPUs.
-        accumulate_steps: Steps in which each iteration's batch is computed.
-        shares: The same GPUs as in a plan.
-        kept: Whether it ran there before this plan.
-    """
+    """A job and its GPUs, also as in a plan (`shares`), the accumulation steps, and whether it ran there before."""
 
     job: PlanJob
     gpus: Gpus
@@ -94,9 +83,8 @@ class Holding:
 
 
 class PackedGpus:
-    """The GPUs that a policy may give out, free or held by its own jobs, while one plan is made.
-
-    `check_request(request, packed=True)` must have accepted the request.
+    """The GPUs that a policy may give out, free or held by its own jobs, while one plan of a checked request is
+    made.
     """
 
     def __init__(self, request: PlanRequest) -> None:
@@ -156,14 +144,8 @@ class PackedGpus:
     ) -> Holding | None:
         """Put a job on free GPUs of the fewest nodes: best fit, close to each other, the first by name.
 
-        Args:
-            job: The job; its partition and node count are respected.
-            gpu_count: Number of GPUs, if not the job's own.
-            gpu_mem_gib: Memory that each GPU must have; those of unknown memory qualify.
-            accumulate_steps: Steps in which it computes each iteration's batch.
-
-        Returns:
-            Its holding; None when there is no such place.
+        Without `gpu_count` it gets the number that it asks for; GPUs of unknown memory qualify. None when there is no
+        such place.
         """
         shares = self.free.take(job.partition, gpu_count or job.gpu_count, gpu_mem_gib, job.node_count)
         if shares is None:
@@ -174,9 +156,7 @@ class PackedGpus:
         return self.put(job, gpus, accumulate_steps)
 
     def put(self, job: PlanJob, gpus: Iterable[PackedGpu], accumulate_steps: int = 1) -> Holding:
-        """Put a job without GPUs on GPUs of this object, whether or not other jobs are there; its memory is not
-        checked.
-        """
+        """Put a job on GPUs, whether or not other jobs are there; its memory is not checked."""
         chosen = tuple(sorted(gpus, key=lambda gpu: gpu.place))
         self.free.take_exactly(shares_of(gpu for gpu in chosen if not gpu.tenants))
         holding = Holding(job, chosen, accumulate_steps, shares_of(chosen))

@@ -233,13 +233,7 @@ class Partners:
 
 
 class Choice(NamedTuple):
-    """GPUs for a job.
-
-    Attributes:
-        gpus: The GPUs.
-        partners: The jobs that it joins there, each among the others.
-        sub_batch: How the job runs there: in the most steps that any of them needs.
-    """
+    """GPUs for a job, the jobs that it joins there, and how it runs: in the most steps that any of them needs."""
 
     gpus: Gpus
     partners: tuple[Partner, ...]
@@ -249,18 +243,12 @@ class Choice(NamedTuple):
 def choose_gpus(
     job: PlanJob, sizes: Sequence[int], partners: Sequence[Partner], by_node: Mapping[str, Gpus]
 ) -> Choice | None:
-    """The GPUs of the best partners, then free ones, on the nodes whose partners are the best; None where there are too
-    few.
+    """The GPUs of the best partners, then free ones, on the nodes whose partners are the best; None if too few.
 
-    The slowest GPU sets the pace of a job, so a free one with it would be half wasted: it stays free.
+    The slowest GPU sets the pace of a job, so a free one with it would be half wasted: it stays free. `sizes` are GPUs
+    on each node; a job may be joined on some of its GPUs only.
 
     Source: SJF-BSBF, Algorithm 1, lines 14-17, and section V-B2.
-
-    Args:
-        job: The job.
-        sizes: GPUs on each node.
-        partners: Jobs that it may join, the best first; a job may be joined on some of its GPUs only.
-        by_node: GPUs of the job's partition.
     """
     usable = _usable(partners, by_node)
     chosen: list[_Ranked] = []
@@ -301,10 +289,7 @@ def choice_that_pays(
 
 
 def sizes_of(job: PlanJob, largest_node: int | None, node_count: int) -> tuple[int, ...] | None:
-    """GPUs that a job takes on each of its nodes; None where it needs more nodes than there are.
-
-    A job larger than its partition's largest node fills nodes.
-    """
+    """GPUs on each of a job's nodes (a job larger than any node fills nodes); None where nodes are too few."""
     if job.node_count > 1:
         size, full, rest = job.gpu_count // job.node_count, job.node_count, 0
     elif not largest_node or job.gpu_count <= largest_node:

@@ -71,10 +71,7 @@ def more(first: float, second: float) -> bool:
 
 @lru_cache(maxsize=4096)
 def cells(sensitivity: Sensitivity, fair: Demand, most: Demand) -> tuple[Demand, ...]:
-    """The shares worth considering: up to `most`, as fast as the fair share at least, none beaten by a smaller one.
-
-    The fair share and the demand are among the candidates. Amounts unknown for the node (0) stay 0.
-    """
+    """The shares up to `most` that reach the fair share's speed and that no smaller share matches."""
     cpus = _candidates((*sensitivity.cpus, sensitivity.demand.cpus, fair.cpus), most.cpus, known=fair.cpus > 0)
     mem_gib = _candidates(
         (*sensitivity.mem_gib, sensitivity.demand.mem_gib, fair.mem_gib), most.mem_gib, known=fair.mem_gib > 0
@@ -127,10 +124,7 @@ def _candidates(amounts: tuple[float, ...], most: float, *, known: bool) -> list
 
 
 def throughput_ratio(sensitivity: Sensitivity | None, given: Demand, fair: Demand) -> float:
-    """Throughput of a job alone with a share per GPU, relative to the GPU-proportional one.
-
-    `sensitivity` is None for a job that nothing makes faster or slower; amounts are infinite where unlimited.
-    """
+    """Throughput of a job alone with a share per GPU (infinite: unlimited), relative to the fair share."""
     if sensitivity is None or given == fair:
         return 1.0
     usual = sensitivity.throughput_at(*fair)
@@ -138,16 +132,10 @@ def throughput_ratio(sensitivity: Sensitivity | None, given: Demand, fair: Deman
 
 
 def shape_with(shape: Shape, sensitivity: Sensitivity | None, given: Demand, fair: Demand) -> Shape:
-    """The stages of a job with a share; those on GPU and network stay as they are.
+    """The stages of a job with a share (infinite where unlimited); those on GPU and network stay as they are.
 
     CPUs change the preprocess stage, memory changes the load stage. Where a stage has less time than the throughput
     saves, the other one loses the rest.
-
-    Args:
-        shape: With the GPU-proportional share.
-        sensitivity: None for a job that nothing makes faster or slower.
-        given: CPUs and memory per GPU; infinite where unlimited.
-        fair: The GPU-proportional share, per GPU.
     """
     ratio = throughput_ratio(sensitivity, given, fair)
     if ratio == 1.0 or ratio <= 0:
@@ -165,13 +153,7 @@ JobShares = tuple[CpuMemShare, ...]  # CPUs and memory that a job holds of each 
 
 
 class Servers:
-    """The resources that can still be given out.
-
-    Attributes:
-        nodes: The nodes by name; they are not changed.
-        gpus: Free GPUs; counted down.
-        kind: Nodes of one size have the same number.
-    """
+    """The resources that can still be given out; nodes of one size have the same number in `kind`."""
 
     def __init__(self, nodes: Iterable[FreeNode], gpus: FreeGpus) -> None:
         self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
@@ -239,9 +221,7 @@ class Servers:
         return enough and all(self.has_cpus_and_mem(share.node, Demand(share.cpus, share.mem_gib)) for share in cpu_mem)
 
     def held(self, unit: Running) -> JobShares:
-        """CPUs and memory of a running unit, its members' together; where a node's are not given, the proportional
-        share.
-        """
+        """CPUs and memory of a running unit, members together; a node's proportional share where none is given."""
         told = [share for job in unit.members for share in unit.cpu_mem_shares.get(job.job_id, ())]
         if len(unit.members) > 1 and told:
             return tuple(told)
@@ -303,13 +283,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The input of a mechanism.
-
-    Attributes:
-        contenders: Jobs by rank.
-        servers: The resources, with those of running contenders; mechanisms work on copies.
-        interval_s: Seconds until the next plan.
-    """
+    """The input of a mechanism, which works on copies of the servers; running contenders' resources are free."""
 
     contenders: tuple[Contender, ...]
     servers: Servers

@@ -32,16 +32,7 @@ from muri.policies.siblings.shares import (
     speed,
 )
 from muri.policies.speed.registry import speed_model
-from muri.policies.types import (
-    CpuMemShare,
-    NodeShare,
-    Plan,
-    PlanJob,
-    PlanRequest,
-    PriorityKey,
-    Reason,
-    Waiting,
-)
+from muri.policies.types import CpuMemShare, NodeShare, Plan, PlanJob, PlanRequest, PriorityKey, Reason, Waiting
 
 _ORDERS: Final[Mapping[str, Callable[[PlanRequest], PriorityKey]]] = {
     "fifo": lambda _: fifo,

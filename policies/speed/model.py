@@ -111,10 +111,7 @@ class Figures:
 
     @property
     def share(self) -> Floats:
-        """Array (resources, shapes): share of the time alone during which each resource is used.
-
-        At most 1, even where stage times and iteration time were measured apart and contradict each other.
-        """
+        """Array (resources, shapes): share of the time alone during which each resource is used, at most 1."""
         return np.minimum(1.0, self.stage_s / self.iteration_s)
 
 
@@ -208,9 +205,7 @@ _TABLES: Final = 128  # Tables that are kept; each takes at most 200 KiB
 
 
 def evaluate(model: SpeedModel, shapes: tuple[Shape, ...], groups: Indices) -> Evaluation:
-    """Evaluate groups, from a table where there are few shapes; these must be sorted, so that they find the same
-    table.
-    """
+    """Evaluate groups, from a table where there are few shapes; these are sorted, so that they find the same table."""
     count, size = len(shapes), groups.shape[1]
     if count**size > _CELLS:
         return model.evaluate(shapes, groups)

@@ -142,12 +142,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class PairLookup:
-    """The part of a table that concerns given shapes, as arrays.
-
-    Attributes:
-        model_of: Array (shapes,): number of each shape's model, or `_UNKNOWN`.
-        speed: Array (models, models): speed of the first with the second; NaN where not measured.
-    """
+    """The part of a table that concerns given shapes, as arrays; speeds that were not measured are NaN."""
 
     model_of: Indices
     speed: Floats

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_builders import make_profile, profiles
 
-from muri.policies.traits import (
-    BatchModel,
-    goodput,
-    iteration_model,
-    model_of,
-    relative_goodput,
-)
+from muri.policies.traits import BatchModel, goodput, iteration_model, model_of, relative_goodput
 
 
 def measured_on(gpu_count, stage_s):

@@ -26,9 +26,7 @@ def busy_node(*free, **changes):
 def test_who_is_where():
     first, second = make_job(1, gpu_count=2, gpu_utilization=0.5), make_job(2, batch=BATCH, gpu_utilization=0.7)
     request = make_request(
-        [],
-        [busy_node(2, 3, gpu_mem_gib=16.0)],
-        running=(runs(first, 0, 1), runs(second, 1, accumulate_steps=4)),
+        [], [busy_node(2, 3, gpu_mem_gib=16.0)], running=(runs(first, 0, 1), runs(second, 1, accumulate_steps=4))
     )
     check_request(request, packed=True)
     packed = PackedGpus(request)

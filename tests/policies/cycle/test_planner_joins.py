@@ -64,12 +64,7 @@ def test_joins_and_new_groups_are_chosen_together():
 
 @pytest.mark.parametrize(
     "closed",
-    [
-        {"joinable": False},
-        {"mode": "plain"},
-        {"spare_mem_gib": 1.0},
-        {"closed_to": {2: "it would not end in time"}},
-    ],
+    [{"joinable": False}, {"mode": "plain"}, {"spare_mem_gib": 1.0}, {"closed_to": {2: "it would not end in time"}}],
 )
 def test_nobody_joins_a_closed_unit(closed):
     plan = plan_of(full(runs(of(1, "gpu"), **closed), jobs=[of(2, "cpu", mem_gib=4.0)]))

@@ -67,10 +67,7 @@ def test_whole_rounds_merge_every_pair_of_a_round(slots, sizes):
 def test_whole_rounds_end_when_all_buckets_fit_together():
     # 4 + 2·4 GPUs are wanted and 6 are there. One round of all buckets leaves 2 + 2·2, which is enough,
     # although the second bucket by itself had room for one group only.
-    problems = [
-        BucketProblem(kinds_with(FOUR), 1, 4),
-        BucketProblem(kinds_with(FOUR), 2, 1),
-    ]
+    problems = [BucketProblem(kinds_with(FOUR), 1, 4), BucketProblem(kinds_with(FOUR), 2, 1)]
     small, large = group_buckets(problems, PolicyOptions(merge="whole-rounds"), speed_model("lockstep"))
     assert [len(group) for group in small.groups] == [2, 2]
     assert [len(group) for group in large.groups] == [2, 2]

@@ -102,10 +102,7 @@ def test_exclusive_policies_let_nobody_share(name):
 def with_running(policy, running, waiting):
     """One GPU, which `running` holds; who has it now, and who waits or was stopped."""
     request = make_request(
-        [waiting],
-        [make_node("n1", 0, gpu_count=1)],
-        now_s=NOW_S,
-        running=(Running((running,), (NodeShare("n1", 1),)),),
+        [waiting], [make_node("n1", 0, gpu_count=1)], now_s=NOW_S, running=(Running((running,), (NodeShare("n1", 1),)),)
     )
     plan = policy.plan(request)
     return [(solo.job_id, solo.kept) for solo in plan.solo], [(item.job_id, item.preempted) for item in plan.waiting]

@@ -32,11 +32,7 @@ def test_the_highest_priority_goes_first_then_the_earlier_then_the_lower_id():
 
 def test_a_job_that_no_group_takes_in_keeps_its_turn():
     """Jobs 1 and 2 are not worth sharing; without groups job 2 would have had the second GPU, so it still has."""
-    jobs = [
-        make_job(1, "gpu", priority=9),
-        make_job(2, "gpu", priority=8),
-        make_job(3, "cpu", user="bob", priority=7),
-    ]
+    jobs = [make_job(1, "gpu", priority=9), make_job(2, "gpu", priority=8), make_job(3, "cpu", user="bob", priority=7)]
     picky, request = {"min_speedup": 2.0}, make_request(jobs, [make_node("n1", 2)])
     assert started(get_policy("muri-slurm", picky).plan(request)) == {1, 2}
     assert started(get_policy("auto", picky).plan(request)) == {1, 3}
