@@ -35,11 +35,7 @@ class StopFlag(Protocol):
 
 
 class InterruptibleGateway:
-    """Passes calls on, and refuses those that change something once it is time to end.
-
-    Attributes:
-        calls: How many calls that change something it has passed on.
-    """
+    """Passes calls on, and refuses those that change something once it is time to end."""
 
     def __init__(
         self,
@@ -55,7 +51,7 @@ class InterruptibleGateway:
         self._clock = clock
         self._end_s = clock() + limit_s
         self._most_calls = most_calls
-        self.calls = 0
+        self.calls = 0  # That change something and were passed on
 
     def require_room(self) -> None:
         """Make sure that there is time, and a call left, for another action, which may take more calls.

@@ -54,25 +54,9 @@ from muri.slurm_plugin.planning.slurm_requests import (
 )
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records import journal as facts
 from muri.slurm_plugin.records.cluster import JobChange, JobState
 from muri.slurm_plugin.records.comment_tags import MemoryRetry
-from muri.slurm_plugin.records.journal import (
-    DRY_RUN,
-    DRY_RUN_FAILED,
-    EXCLUSION,
-    GPU_MEM,
-    GROUP,
-    JOIN,
-    LARGEST_GROUP,
-    PREEMPT,
-    PYTHON,
-    RELEASE_REFUSED,
-    Journal,
-    JournalError,
-    after_another,
-    current,
-    not_grouped_again,
-)
 from muri.slurm_plugin.records.limits import is_limit_refusal
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, is_lifted, profile_key
 
@@ -88,24 +72,19 @@ class ProfileSink(DocumentSink, Protocol):
 
 
 class Executor:
-    """Carries out one cycle's actions.
-
-    Attributes:
-        errors: What Slurm refused in this cycle; the cycle went on with the next action.
-        outcomes: How often each kind of action was "done", "refused" by Slurm, or "failed".
-    """
+    """Carries out one cycle's actions."""
 
     def __init__(
         self,
         gateway: JobGateway,
-        journal: Journal,
+        journal: facts.Journal,
         store: ProfileSink,
         config: Config,
         policy: Policy,
         view: View,
         errors: list[str],
     ) -> None:
-        """Bind the executor to one cycle's view; `errors` takes what fails."""
+        """Bind the executor to one cycle's view; `errors` takes the refusals and failures."""
         self._gateway = gateway
         self._journal = journal
         self._store = store
@@ -139,7 +118,7 @@ class Executor:
             actions.StandBack: self._stand_back,
         }
         self.errors = errors
-        self.outcomes: Counter[tuple[str, ...]] = Counter()
+        self.outcomes: Counter[tuple[str, ...]] = Counter()  # Of each kind: "done", "refused" by Slurm, or "failed"
 
     def carry_out(self, action: Action) -> None:
         """Carry out one action; a refusal costs only this one.
@@ -147,14 +126,14 @@ class Executor:
         Raises:
             SlurmUnreachableError: slurmctld went away; the next cycle resumes from the journal.
             CycleCutShortError: The controller was told to stop, or the cycle takes too long; the same.
-            JournalError: The journal cannot be written; without it nothing may be begun.
+            facts.JournalError: The journal cannot be written; without it nothing may be begun.
             CorruptStoreError: The profile store is damaged.
         """
         name, outcome = type(action).__name__, "failed"
         try:
             self._steps[type(action)](action)
             outcome = "done"
-        except (SlurmUnreachableError, CycleCutShortError, JournalError, CorruptStoreError):
+        except (SlurmUnreachableError, CycleCutShortError, facts.JournalError, CorruptStoreError):
             raise
         except GatewayError as error:
             outcome = "refused"
@@ -171,7 +150,7 @@ class Executor:
         self.errors.append(why)
         log.exception("%s failed; the cycle goes on", type(action).__name__)
         for job_id in started((action,)):
-            self._journal.set_fact(EXCLUSION, str(job_id), why)
+            self._journal.set_fact(facts.EXCLUSION, str(job_id), why)
         if isinstance(action, actions.KeepProfile) and action.token:
             self._dry_run_failed(actions.DryRunFailed(action.token, str(action.profile.key), why))
 
@@ -179,7 +158,7 @@ class Executor:
         token = self._journal.new_token()
         ids = [member.job_id for member in action.members]
         log.info("group %s on %s: jobs %s, γ = %.2f", token, action.node, ids, action.efficiency)
-        self._journal.begin(token, GROUP, asdict(action), self._now_s)
+        self._journal.begin(token, facts.GROUP, asdict(action), self._now_s)
         try:
             thread = next((member.job_id for member in action.members if member.isolation == "thread"), None)
             submitted = self._gateway.job_environment(thread) if thread is not None and action.python else None
@@ -197,7 +176,7 @@ class Executor:
             largest = len(ids) - 1 if is_limit_refusal(str(error)) else 1
             refusal = [largest, f"Slurm refused a pilot job: {error}", self._now_s]
             for job_id in map(str, ids):
-                self._journal.set_fact(LARGEST_GROUP, job_id, refusal)
+                self._journal.set_fact(facts.LARGEST_GROUP, job_id, refusal)
             self._start_oldest(ids, error)
             raise
         self._journal.set_submitted_job(token, pilot)
@@ -238,7 +217,7 @@ class Executor:
         except GatewayError as error:
             self.errors.append(f"job {member.job_id}: {error}")
             if is_limit_refusal(str(error)):
-                self._journal.set_fact(RELEASE_REFUSED, str(member.job_id), [str(error), self._now_s])
+                self._journal.set_fact(facts.RELEASE_REFUSED, str(member.job_id), [str(error), self._now_s])
 
     def _resume_group(self, action: actions.ResumeGroup) -> None:
         pilot = find_pilot(self._view, action.token)
@@ -284,7 +263,7 @@ class Executor:
             self.errors.append(f"job {member.job_id}: Slurm refused to change it: {error}")
             why = f"Slurm refused to change its request: {error}"
             if not is_limit_refusal(str(error)):
-                self._journal.set_fact(EXCLUSION, str(member.job_id), why)
+                self._journal.set_fact(facts.EXCLUSION, str(member.job_id), why)
             log.warning("job %d: not made a member: %s", member.job_id, error)
             return why
         return ""
@@ -301,7 +280,7 @@ class Executor:
         except GatewayError as error:
             # The tasks that wait start alone then, as soon as one of them can.
             why = f"Slurm refused to give its array's tasks job ids of their own: {error}"
-            self._journal.set_fact(EXCLUSION, str(job.job_id), why)
+            self._journal.set_fact(facts.EXCLUSION, str(job.job_id), why)
             raise
 
     def _stand_back(self, action: actions.StandBack) -> None:
@@ -328,7 +307,7 @@ class Executor:
             log.info("job %d: gone already", action.job_id)
         except GatewayError as error:
             if not isinstance(error, SlurmUnreachableError) and is_limit_refusal(str(error)):
-                self._journal.set_fact(RELEASE_REFUSED, str(action.job_id), [str(error), self._now_s])
+                self._journal.set_fact(facts.RELEASE_REFUSED, str(action.job_id), [str(error), self._now_s])
             raise
 
     def _reset(self, action: actions.ResetRequest) -> None:
@@ -341,8 +320,8 @@ class Executor:
     def _restore(self, action: actions.Restore) -> None:
         """Undo `_make_member` and let the job run alone."""
         log.info("job %d: runs alone from now on: %s", action.job_id, action.why)
-        self._journal.set_fact(EXCLUSION, str(action.job_id), action.why)
-        restore_request(self._gateway, self._view.jobs[action.job_id], not_grouped_again(action.why))
+        self._journal.set_fact(facts.EXCLUSION, str(action.job_id), action.why)
+        restore_request(self._gateway, self._view.jobs[action.job_id], facts.not_grouped_again(action.why))
 
     def _cancel(self, action: actions.Cancel) -> None:
         log.info("job %d: cancelled: %s", action.job_id, action.why)
@@ -355,7 +334,7 @@ class Executor:
         token = action.token or self._journal.new_token()
         if not action.token:
             intent = {"job_id": action.job_id, "run": action.run, "why": why, "served_gpu_s": action.served_gpu_s}
-            self._journal.begin(token, PREEMPT, intent, self._now_s)
+            self._journal.begin(token, facts.PREEMPT, intent, self._now_s)
         try:
             stop(self._gateway, self._view.jobs[action.job_id])
         except NoSuchJobError:
@@ -386,11 +365,11 @@ class Executor:
             self._journal.finish(action.token, "done")
 
     def _ask_for_more(self, action: actions.AskForMore) -> None:
-        self._journal.set_fact(GPU_MEM, str(action.job_id), action.gpu_mem_gib)
+        self._journal.set_fact(facts.GPU_MEM, str(action.job_id), action.gpu_mem_gib)
         self._return_to_queue(actions.ReturnToQueue(action.job_id, "", action.why))
 
     def _regroup(self, action: actions.Regroup) -> None:
-        self._journal.set_fact(LARGEST_GROUP, str(action.job_id), [action.largest_group, action.why, self._now_s])
+        self._journal.set_fact(facts.LARGEST_GROUP, str(action.job_id), [action.largest_group, action.why, self._now_s])
         self._return_to_queue(actions.ReturnToQueue(action.job_id, "", action.why))
 
     def _join(self, action: actions.Join) -> None:
@@ -399,7 +378,7 @@ class Executor:
         )
         token = action.token or self._journal.new_token()
         if not action.token:
-            self._journal.begin(token, JOIN, join_payload(action), self._now_s)
+            self._journal.begin(token, facts.JOIN, join_payload(action), self._now_s)
         self._journal.set_submitted_job(token, action.pilot)
         # A pilot that does not know its new member might end before it, so a refusal here fails the join.
         pilot = self._pilots.get(action.pilot, self._view.jobs[action.pilot])
@@ -434,7 +413,7 @@ class Executor:
         payload = {"job_id": job.job_id, "key": asdict(key), "again": action.again, "sweep_cpus": action.sweep_cpus}
         if job.facts is not None:
             payload["environment"] = job.facts.environment
-        self._journal.begin(token, DRY_RUN, payload, self._now_s)
+        self._journal.begin(token, facts.DRY_RUN, payload, self._now_s)
         try:
             run = self._gateway.submit(dry_run_job(job, token, environment, self._config, action.sweep_cpus))
         except SlurmUnreachableError:
@@ -455,8 +434,8 @@ class Executor:
         note_accumulates(self._store, profile, accumulates=action.accumulates)
         if action.environment:
             told = [str(profile.key), profile.key.user, action.environment, action.python]
-            self._journal.set_fact(PYTHON, f"{profile.key} {action.environment}", told)
-        self._journal.forget_fact(DRY_RUN_FAILED, str(profile.key))
+            self._journal.set_fact(facts.PYTHON, f"{profile.key} {action.environment}", told)
+        self._journal.forget_fact(facts.DRY_RUN_FAILED, str(profile.key))
         if action.token:
             self._journal.finish(action.token, "done")
 
@@ -470,5 +449,5 @@ class Executor:
         self._note_failure(action.key, action.why, action.at_s)
 
     def _note_failure(self, key: str, why: str, at_s: float) -> None:
-        earlier = current(self._journal.facts(DRY_RUN_FAILED), self._now_s)
-        self._journal.set_fact(DRY_RUN_FAILED, key, after_another(earlier.get(key), why, at_s).fact)
+        earlier = facts.current(self._journal.facts(facts.DRY_RUN_FAILED), self._now_s)
+        self._journal.set_fact(facts.DRY_RUN_FAILED, key, facts.after_another(earlier.get(key), why, at_s).fact)

@@ -335,10 +335,13 @@ def with_known_members(cycle: CycleInput) -> CycleInput:
 
     Only jobs without GPUs are meant: one that has its own again is not a member, whatever the journal says.
     """
+    # A member puts itself back into the queue, held, where it cannot tell that the license is its gate.
     damaged = [
-        job for job in cycle.view.jobs.values()
-        if job.membership is None and not job.gpu_count and job.state.is_active and _may_be_member(job)
-    ]  # fmt: skip
+        job
+        for job in cycle.view.jobs.values()
+        if job.membership is None and not job.gpu_count and job.state.is_active
+        if job.role in _MAY_BE_MEMBERS or (job.role is Role.USER_HELD and job.reason == REQUEUED_HELD)
+    ]
     if not damaged:
         return cycle
     known = _known_members(cycle.intents)
@@ -348,11 +351,6 @@ def with_known_members(cycle: CycleInput) -> CycleInput:
         if job.job_id in known
     }
     return replace(cycle, view=View(cycle.view.snapshot, {**cycle.view.jobs, **found})) if found else cycle
-
-
-def _may_be_member(job: ManagedJob) -> bool:
-    # A member puts itself back into the queue, held, where it cannot tell that the license is its gate.
-    return job.role in _MAY_BE_MEMBERS or (job.role is Role.USER_HELD and job.reason == REQUEUED_HELD)
 
 
 def _known_members(intents: tuple[Intent, ...]) -> Mapping[int, MemberState]:

@@ -104,19 +104,7 @@ class _Start(NamedTuple):
 
 
 class _Rules:
-    """The limits that hold for one payer.
-
-    Attributes:
-        partition: Its partition, None when it is not known.
-        keys: All that its jobs are counted in, whether or not it is limited for this payer.
-        together: Limits on what its jobs have together with others.
-        wall: Longest time limits.
-        most: Most that one job may have.
-        per_node: Most that one job may have on each node.
-        minutes: Most resources × minutes of one job.
-        least: Least that one job must have.
-        why_unknown: Why some of its limits are not known, "" when all are.
-    """
+    """The limits that hold for one payer."""
 
     def __init__(self, limits: SiteLimits, payer: Payer, associations: Mapping[Key, Association]) -> None:
         self._payer = payer
@@ -139,7 +127,7 @@ class _Rules:
             for each in (*filter(None, (own,)), *accounts)
         ]
         self._own = self._chain[: own is not None]
-        self.keys = (
+        self.keys = (  # all that its jobs are counted in, whether or not it is limited for this payer
             *(
                 (*level.key, *of)
                 for level in self._qos
@@ -147,7 +135,7 @@ class _Rules:
             ),
             *(level.key for level in self._chain),
         )
-        self.together = tuple(self._together())
+        self.together = tuple(self._together())  # limits on what its jobs have together with others
         single, of_partition = [*self._qos, *self._own], f"partition {payer.partition}"
         self.wall = [
             _Limit("", level.limits.max_wall_s, level.name, "MaxWall")
@@ -156,7 +144,7 @@ class _Rules:
         ][:1]
         if self.partition is not None and self.partition.max_time_s is not None and not job_qos.over_partition_time:
             self.wall.insert(0, _Limit("", self.partition.max_time_s, of_partition, "MaxTime"))
-        self.most = _first(single, "max_tres_per_job", "MaxTRES")
+        self.most = _first(single, "max_tres_per_job", "MaxTRES")  # of one job, as the next four
         most_mib = None if self.partition is None else self.partition.max_mem_per_node_mib
         self.per_node = () if most_mib is None else (_Limit("mem", most_mib, of_partition, "MaxMemPerNode"),)
         self.minutes = _first(single, "max_tres_minutes_per_job", "MaxTRESMins")
@@ -243,9 +231,6 @@ class SiteRoom:
 
     What Slurm enforces by itself and Muri does not foresee: limits on each node, on types of GPUs of jobs that name
     none, on minutes of all jobs together, and on nodes, billing, licenses, energy and burst buffers.
-
-    Attributes:
-        places: Where jobs may run.
     """
 
     def __init__(self, view: View, pilot_qos: str = "") -> None:
