@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from launcher_harness import Launcher, ends
 from polling import until
 
@@ -38,23 +39,24 @@ def test_member_that_does_not_fit_beside_the_others_is_refused_with_figures() ->
     assert group.admission.refusal("3") is None
 
 
-def test_exact_fit_is_let_in_and_a_process_has_a_context_of_its_own() -> None:
-    group = Group(NEED, 7.0 + CONTEXT_GIB)
-    group.start("1")
-    assert group.admission.refusal("2") is None
-    group.start("1", "process")
-    assert group.admission.refusal("2") is not None
-
-
-def test_what_was_measured_of_a_member_at_work_counts_instead_of_its_profile() -> None:
-    group = Group(NEED, 7.5)
-    group.start("1")
-    group.measured_gib["1"] = 4.5
-    assert group.admission.refusal("2") is not None
-
-
-def test_first_member_is_always_let_in() -> None:
-    assert Group({"1": 40.0}, 8.0).admission.refusal("1") is None
+@pytest.mark.parametrize(
+    ("need_gib", "device_gib", "runs", "measured_gib", "asks", "fits"),
+    [
+        (NEED, 7.0 + CONTEXT_GIB, "thread", {}, "2", True),
+        (NEED, 7.0 + CONTEXT_GIB, "process", {}, "2", False),
+        (NEED, 7.5, "thread", {"1": 4.5}, "2", False),
+        ({"1": 40.0}, 8.0, "", {}, "1", True),
+        (NEED, 1.0, "thread", {}, "unknown", True),
+        (NEED, None, "thread", {}, "2", True),
+    ],
+    ids=["exact fit", "a process has a context of its own", "measured", "the first", "unknown need", "unknown device"],
+)
+def test_who_is_let_in_beside_member_1(need_gib, device_gib, runs, measured_gib, asks, fits) -> None:
+    group = Group(need_gib, device_gib)
+    group.measured_gib |= measured_gib
+    if runs:
+        group.start("1", runs)
+    assert (group.admission.refusal(asks) is None) == fits
 
 
 def test_two_that_come_at_once_are_not_both_let_in() -> None:
@@ -73,15 +75,6 @@ def test_a_member_that_was_let_in_and_does_not_start_gives_its_memory_up() -> No
     group.now_s += START_S - 1
     assert group.admission.refusal("2") is not None
     group.now_s += 1
-    assert group.admission.refusal("2") is None
-
-
-def test_unknown_needs_and_unknown_devices_refuse_nobody() -> None:
-    group = Group(NEED, 1.0)
-    group.start("1")
-    assert group.admission.refusal("unknown") is None
-    group = Group(NEED, None)
-    group.start("1")
     assert group.admission.refusal("2") is None
 
 
