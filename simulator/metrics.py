@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from muri.policies.speed.model import Floats
+from muri.policies.speed import Floats
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import JobRecord, Sample, SimulationError, SimulationResult, TraceJob
 

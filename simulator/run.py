@@ -17,10 +17,10 @@ from queue import Empty
 from typing import Any, Final
 
 from muri.errors import MuriError
+from muri.policies.lockstep import speed_model
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.schedulers import QueuePolicy
-from muri.policies.speed.registry import speed_model
 from muri.policies.types import Policy
 from muri.pythons import THE_LAB
 from muri.simulator.engine.checks import check_cluster, check_noise, check_records, check_sizes

@@ -10,7 +10,7 @@ from policy_builders import KINDS, all_jobs, decided_ids, make_job, make_node, m
 
 from muri.policies.cycle.queue import worth_of
 from muri.policies.registry import get_policy
-from muri.policies.speed.registry import Fair
+from muri.policies.speed import Fair
 from muri.policies.traits import Demand, InterferenceTable, PairSpeed
 from muri.policies.types import CpuMemShare, NodeShare, Running, sentences
 from muri_lab.policies.hybrid.policy import MuriHybrid, ways_of

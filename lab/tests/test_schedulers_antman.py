@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from policy_builders import KINDS, decided_ids, make_job, make_node, make_profile, make_request, requests
 
 from muri.policies.registry import get_policy
-from muri.policies.speed.model import Shape
+from muri.policies.speed import Shape
 from muri.policies.types import NodeShare, Running
 from muri_lab.policies.antman import GUARANTEED_SPEED, leftover_speed
 

@@ -9,7 +9,7 @@ from muri.policies.cycle.free_gpus import FreeGpus, Shares
 from muri.policies.cycle.placing import Placement, Unit
 from muri.policies.cycle.queue import Bucket, Contender, Members
 from muri.policies.cycle.regrouping import Forecast, Forecasts
-from muri.policies.speed.model import Shape
+from muri.policies.speed import Shape
 from muri.policies.types import Group, PlanJob, PlanRequest, Reason, Solo, Waiting, waited_s
 from muri.profiler.records import RESOURCES
 

@@ -14,9 +14,9 @@ from muri.policies.cycle.placing import Placement, Unit, first_places, place, un
 from muri.policies.cycle.queue import Bucket, Choice, Contender, Members, Queue, Selection, line_up, pools, select
 from muri.policies.cycle.regrouping import Grouper, Grouping, Task, is_open
 from muri.policies.cycle.validation import check_request
+from muri.policies.lockstep import speed_model
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import SpeedModel
-from muri.policies.speed.registry import speed_model
+from muri.policies.speed import SpeedModel
 from muri.policies.types import Certificate, FreeNode, Plan, PlanRequest, PriorityKey, Reason, Waiting, may_share_gpus
 
 JOINERS_PER_SEAT: Final = 4  # Waiting jobs that are considered for each free place in running units

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.validation import RequestError
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Shape, shape_of
+from muri.policies.speed import Shape, shape_of
 from muri.policies.types import PlanJob, PlanRequest, PriorityKey, Running, waited_s
 
 REFERENCE_GPU_S: Final = 3600.0  # A job with this many GPU-seconds of service left has worth 1

@@ -14,7 +14,7 @@ from muri.policies.cycle.queue import Contender, Members, worth_of
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketGroups, BucketProblem, Kind, OpenUnit
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Shape, SpeedModel
+from muri.policies.speed import Shape, SpeedModel
 from muri.policies.types import Certificate, Reason, may_share_gpus
 from muri.profiler.records import ProfileKey
 

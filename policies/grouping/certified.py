@@ -26,7 +26,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from muri.errors import MuriError
-from muri.policies.speed.model import Floats, Indices
+from muri.policies.speed import Floats, Indices
 
 _BLOCK_CELLS = 1 << 18  # Cells worked on at once, so that they stay in the processor's cache (2 MiB)
 _TILE = 512  # Rows and columns of the tiles by which an array is compared with its transpose

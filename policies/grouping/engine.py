@@ -28,7 +28,7 @@ from muri.policies.grouping.problem import (
 )
 from muri.policies.grouping.rounds import Rounds, form_units
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Indices, SpeedModel
+from muri.policies.speed import Indices, SpeedModel
 from muri.policies.types import Certificate
 
 _ROUNDING = 1e-9  # Relative loss that is only rounding

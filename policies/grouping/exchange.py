@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 from muri.policies.grouping.problem import Appraiser, BucketProblem, Kind, Members
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Floats, Indices, SpeedModel
+from muri.policies.speed import Floats, Indices, SpeedModel
 
 # Share of a new member's speed and value alone that its join must add to the unit's total speed and to the objective:
 # with less it would mostly take from the others.

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.sparse import csc_array
 
 from muri.errors import MuriError
-from muri.policies.speed.model import Floats, Indices
+from muri.policies.speed import Floats, Indices
 
 _UNLIMITED: Final = 2**31 - 1
 # Simplex iterations of a linear program at most, far more than any needs: a solver that cycles would hold the

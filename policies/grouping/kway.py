@@ -24,7 +24,7 @@ from scipy.sparse import csc_array
 from muri.policies.grouping.highs import LinearProgram, SolverError, solve_integer
 from muri.policies.grouping.problem import Appraiser, Kind, coefficients
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Floats, Indices, SpeedModel
+from muri.policies.speed import Floats, Indices, SpeedModel
 
 _EXACT_LIMIT: Final = 1_500  # Number of columns up to which the integer program gets all of them
 _FEW_SLOTS: Final = 4

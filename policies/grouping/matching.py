@@ -20,7 +20,7 @@ from muri.policies.grouping.certified import (
 )
 from muri.policies.grouping.highs import LinearProgram, solve_integer
 from muri.policies.options import MATCHINGS, OptionsError
-from muri.policies.speed.model import Floats, Indices
+from muri.policies.speed import Floats, Indices
 
 Counts = NDArray[np.int64]
 _FIRST_DEGREE: Final = 8  # Pairs of types, per type, that the relaxation starts with

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muri.policies.options import MAX_GROUP_SIZE, PolicyOptions
-from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel, evaluate
+from muri.policies.speed import Floats, Indices, Shape, SpeedModel, evaluate
 from muri.policies.types import Certificate
 
 Members = tuple[int, ...]  # Indices of a group's members into the problem's jobs, ascending: the most urgent first

@@ -11,7 +11,7 @@ import numpy as np
 from muri.policies.grouping.matching import match_types, match_weights
 from muri.policies.grouping.problem import Appraiser, BucketProblem, Kind, Kinds, Members
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Floats, Indices, SpeedModel
+from muri.policies.speed import Floats, Indices, SpeedModel
 
 _BLOCK: Final = 4_000  # Units matched at once: a matrix of their pairs still fits the memory of a small machine
 # The same where every job has a worth of its own: neighbors in the queue are then of similar worth, and hardly a pair

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muri.policies.siblings.packed import Gpus, Holding, PackedGpu, mem_gib_of
-from muri.policies.speed.model import Floats, Indices
+from muri.policies.speed import Floats, Indices
 from muri.policies.traits import InterferenceTable
 from muri.policies.types import PlanJob
 

@@ -11,7 +11,7 @@ from muri.policies.cycle.free_gpus import FreeGpus, Shares
 from muri.policies.cycle.placing import Placement, place, running_unit, unit_of
 from muri.policies.cycle.queue import Contender, select
 from muri.policies.cycle.reasons import blanks
-from muri.policies.speed.model import Shape
+from muri.policies.speed import Shape
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Certificate, CpuMemShare, FreeNode, PlanJob, Reason, Running
 

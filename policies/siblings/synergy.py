@@ -13,6 +13,7 @@ from muri.policies.cycle.queue import Contender, Queue, line_up
 from muri.policies.cycle.reasons import plural
 from muri.policies.cycle.regrouping import Forecasts
 from muri.policies.cycle.validation import check_request
+from muri.policies.lockstep import speed_model
 from muri.policies.options import PolicyOptions
 from muri.policies.schedulers import EXCLUSIVE, QueuePolicy, fifo, las, srtf, worst_fairness_first
 from muri.policies.siblings.mechanisms import greedy, proportional, tune
@@ -31,7 +32,6 @@ from muri.policies.siblings.shares import (
     share_reason,
     speed,
 )
-from muri.policies.speed.registry import speed_model
 from muri.policies.types import CpuMemShare, NodeShare, Plan, PlanJob, PlanRequest, PriorityKey, Reason, Waiting
 
 _ORDERS: Final[Mapping[str, Callable[[PlanRequest], PriorityKey]]] = {

@@ -8,9 +8,9 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from muri.policies.lockstep import Lockstep, period_s
 from muri.policies.siblings.shares import shape_with, throughput_ratio
-from muri.policies.speed.lockstep import Lockstep, period_s
-from muri.policies.speed.model import Shape, SpeedModel, shape_of
+from muri.policies.speed import Shape, SpeedModel, shape_of
 from muri.policies.traits import Demand, InterferenceTable, PairSpeed, Sensitivity, derived_sensitivity
 from muri.policies.types import Policy
 from muri.profiler.interference import estimated_ratio

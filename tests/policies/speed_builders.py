@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from muri.policies.grouping.problem import Kind
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.speed.model import Shape
+from muri.policies.speed import Shape
 
 
 def shape(*stage_s, iteration_s=None, model=""):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from muri.policies.speed.model import Shape, figures_of
+from muri.policies.speed import Shape, figures_of
 
 
 def throughput_bound(members: Sequence[Shape]) -> float:

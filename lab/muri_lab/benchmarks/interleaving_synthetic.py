@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from muri.group_spec import MemberSpec, group_of
-from muri.policies.speed.model import Shape
+from muri.policies.speed import Shape
 from muri_lab.benchmarks.bounds import throughput_bound
 from muri_lab.benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
 

@@ -8,7 +8,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from muri.policies.speed.model import Shape
+from muri.policies.speed import Shape
 from muri_lab.benchmarks.bounds import throughput_bound
 
 BAR_RATIO = 1.1

@@ -13,8 +13,8 @@ import rustworkx
 from numpy.typing import NDArray
 
 from muri.policies.grouping.kway import multisets
-from muri.policies.speed.lockstep import MULTIPLIERS, Reference
-from muri.policies.speed.model import Floats, Indices, Shape
+from muri.policies.lockstep import MULTIPLIERS, Reference
+from muri.policies.speed import Floats, Indices, Shape
 from muri_lab.muri_reference.state import RUN_TIME_FACTOR, JobTable
 
 _AHEAD_LIMIT: Final = 20_000

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from muri.policies.lockstep import ALONE_OVERHEAD, MULTIPLIERS
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.speed.lockstep import ALONE_OVERHEAD, MULTIPLIERS
-from muri.policies.speed.model import Floats, Indices
+from muri.policies.speed import Floats, Indices
 from muri.simulator.model import Cluster
 from muri_lab.muri_reference.clock import Discipline
 from muri_lab.muri_reference.groups import Columns, GroupFigures, Kinds, Pairing, columns_of, merged

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from muri.policies.speed.model import Indices
+from muri.policies.speed import Indices
 from muri_lab.muri_reference.state import TIRESIAS_LIMITS_GPU_S, Ledger
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from muri.policies.speed.model import Floats, Indices, Shape
+from muri.policies.speed import Floats, Indices, Shape
 from muri.profiler.records import StageProfile
 from muri.simulator.model import Cluster, Trace, TraceJob
 

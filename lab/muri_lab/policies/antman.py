@@ -12,7 +12,7 @@ from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
 from muri.policies.schedulers import TO_THE_END, QueuePolicy
 from muri.policies.siblings.packed import keeps_promise, with_promises
-from muri.policies.speed.model import Shape, figures_of, shape_of
+from muri.policies.speed import Shape, figures_of, shape_of
 from muri.policies.types import (
     Group,
     NodeShare,

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.sparse import coo_array, csc_array
 
 from muri.policies.grouping.highs import LinearProgram, SolverError, solve_integer
-from muri.policies.speed.model import Floats
+from muri.policies.speed import Floats
 from muri.policies.traits import Demand
 
 ROUNDING: Final = 1e-7  # Parts of a job that are less than this are rounding errors of the solver

@@ -4,7 +4,7 @@ import numpy as np
 
 from muri.policies.schedulers import EXCLUSIVE, DiscreteQueues, FixedOrder, QueuePolicy, las, worst_fairness_first
 from muri.policies.siblings.sjf_bsbf import SjfBsbf
-from muri.policies.speed.model import Floats
+from muri.policies.speed import Floats
 from muri.policies.types import PlanRequest, PriorityKey
 
 

@@ -23,7 +23,7 @@ from muri.policies.siblings.shares import (
     throughput,
 )
 from muri.policies.siblings.synergy import Synergy, Way
-from muri.policies.speed.model import Indices
+from muri.policies.speed import Indices
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Certificate, FreeNode, NodeShare
 from muri_lab.policies.ideal import Choice, Ideal, Need, Room, map_to_nodes, whole_gpus

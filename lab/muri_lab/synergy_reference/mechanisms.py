@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from muri.policies.speed.model import Floats
+from muri.policies.speed import Floats
 from muri.simulator.model import Cluster
 from muri_lab.synergy_reference.state import JobTable, Kind, Rows, Share
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Floats
+from muri.policies.speed import Floats
 from muri.simulator.engine.checks import ConservationError, check_cluster, check_records, check_sizes, wanted
 from muri.simulator.engine.world import LEAST_REMAINING_S
 from muri.simulator.model import Cluster, GroupSpan, Sample, Settings, Simulation, SimulationError, SimulationResult

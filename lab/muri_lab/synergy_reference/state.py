@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from muri.policies.speed.model import Floats
+from muri.policies.speed import Floats
 from muri.simulator.model import Cluster, JobRecord, SimulationError, Trace, TraceJob
 from muri.simulator.traces.models import SynergyFigures, synergy_figures
 

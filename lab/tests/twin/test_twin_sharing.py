@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from muri.policies.speed.model import shape_of
-from muri.policies.speed.registry import speed_model
+from muri.policies.lockstep import speed_model
+from muri.policies.speed import shape_of
 from muri.profiler.records import ProfileKey, StageProfile
 from muri_lab.twin.sharing import Iteration, Sharing, speeds
 

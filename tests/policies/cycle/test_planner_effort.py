@@ -12,10 +12,10 @@ from muri.policies.cycle.planner import plan_queue
 from muri.policies.cycle.queue import Bucket, Contender
 from muri.policies.cycle.regrouping import Forecasts
 from muri.policies.cycle.validation import RequestError
+from muri.policies.lockstep import Lockstep
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
-from muri.policies.speed.lockstep import Lockstep
-from muri.policies.speed.model import shape_of
+from muri.policies.speed import shape_of
 from muri.policies.types import Plan
 
 

@@ -14,9 +14,9 @@ from muri.policies.grouping import engine, kway
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.kway import Limits, all_columns, choose_columns
 from muri.policies.grouping.problem import BucketProblem
+from muri.policies.lockstep import speed_model
 from muri.policies.options import OBJECTIVES, PolicyOptions
-from muri.policies.speed.model import Shape
-from muri.policies.speed.registry import speed_model
+from muri.policies.speed import Shape
 
 _stage_s = st.integers(0, 40).map(lambda tenths: tenths / 10)
 

@@ -7,9 +7,9 @@ from speed_builders import kinds_with
 
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketProblem
+from muri.policies.lockstep import speed_model
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Shape
-from muri.policies.speed.registry import speed_model
+from muri.policies.speed import Shape
 
 
 def shape(stage_s, mem_gib=1.0):

@@ -5,9 +5,9 @@ from speed_builders import kinds_with
 
 from muri.policies.grouping.engine import unslowed_groups
 from muri.policies.grouping.problem import BucketProblem
+from muri.policies.lockstep import speed_model
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Shape
-from muri.policies.speed.registry import speed_model
+from muri.policies.speed import Shape
 
 FAIR = speed_model("fair")
 JCT = PolicyOptions(grouping="optimal", objective="jct", speed_model="fair")

@@ -8,9 +8,8 @@ from scipy.sparse import csc_array
 from speed_builders import one_group, shape, shapes
 
 from muri.policies.grouping.highs import linear_value
-from muri.policies.speed.lockstep import Lockstep
-from muri.policies.speed.model import CHUNK, SpeedModelError, figures_of
-from muri.policies.speed.registry import Fair
+from muri.policies.lockstep import Lockstep
+from muri.policies.speed import CHUNK, Fair, SpeedModelError, figures_of
 from muri.profiler.records import ProfileError
 
 members_strategy = st.lists(shapes(), min_size=1, max_size=5)

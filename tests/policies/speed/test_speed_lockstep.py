@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from speed_builders import every_period, interleaving_efficiency, one_group, rotation_period, shape, shapes
 
-from muri.policies.speed.lockstep import Lockstep, period_s
-from muri.policies.speed.model import CHUNK, Shape, SpeedModelError
+from muri.policies.lockstep import Lockstep, period_s
+from muri.policies.speed import CHUNK, Shape, SpeedModelError
 from muri.profiler.records import ProfileError
 
 LOCKSTEP = Lockstep()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from speed_builders import one_group, shape
 
-from muri.policies.speed.lockstep import Lockstep
-from muri.policies.speed.registry import Fair, Measured
+from muri.policies.lockstep import Lockstep
+from muri.policies.speed import Fair, Measured
 from muri.policies.traits import InterferenceError, InterferenceTable, PairSpeed
 
 RESNET = "ResNet-18 (batch size 64)"

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from speed_builders import one_group, shape, shapes
 
+from muri.policies.lockstep import MULTIPLIERS, Reference, pipeline_period
 from muri.policies.options import OptionsError
-from muri.policies.speed.lockstep import MULTIPLIERS, Reference, pipeline_period
-from muri.policies.speed.model import CHUNK, SpeedModelError
+from muri.policies.speed import CHUNK, SpeedModelError
 from muri.profiler.records import ProfileError
 
 PLAIN = Reference(multipliers=(1.0, 1.0, 1.0), capped=False)

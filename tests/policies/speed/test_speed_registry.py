@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from speed_builders import one_group, shape, shapes
 
 from muri.errors import MuriError
+from muri.policies.lockstep import speed_model
 from muri.policies.options import SPEED_MODELS, OptionsError
-from muri.policies.speed.model import SpeedModelError, UnknownSpeedModelError
-from muri.policies.speed.registry import speed_model
+from muri.policies.speed import SpeedModelError, UnknownSpeedModelError
 from muri.policies.traits import InterferenceTable, PairSpeed
 
 TABLE = InterferenceTable((PairSpeed("a", "b", 0.9, 0.4), PairSpeed("a", "a", 0.5, 0.5)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from muri.policies.registry import get_policy
 from muri.policies.siblings.shares import shape_with, throughput_ratio
-from muri.policies.speed.model import shape_of
+from muri.policies.speed import shape_of
 from muri.policies.traits import Demand, Sensitivity, derived_sensitivity
 from muri.policies.types import CpuMemShare, Plan, PlanRequest, Policy
 from muri.simulator import run as run_module

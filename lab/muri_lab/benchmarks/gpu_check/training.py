@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muri.policies.speed.model import Shape
+from muri.policies.speed import Shape
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES
 from muri_lab.benchmarks.bounds import throughput_bound

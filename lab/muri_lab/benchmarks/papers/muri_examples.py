@@ -5,9 +5,8 @@ from typing import Final
 import numpy as np
 
 from muri.policies.grouping.matching import match_weights
-from muri.policies.speed.lockstep import Lockstep, Reference
-from muri.policies.speed.model import Evaluation, Shape, SpeedModel, shape_of
-from muri.policies.speed.registry import Fair
+from muri.policies.lockstep import Lockstep, Reference
+from muri.policies.speed import Evaluation, Fair, Shape, SpeedModel, shape_of
 from muri.simulator.traces.models import measured_models
 from muri_lab.benchmarks.papers.frame import Experiment, Outcome, Row
 

@@ -10,11 +10,11 @@ from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.cycle.queue import full_key, is_movable, worth_of
 from muri.policies.cycle.reasons import blanks
+from muri.policies.lockstep import speed_model
 from muri.policies.options import PolicyOptions
 from muri.policies.schedulers import MuriJct
 from muri.policies.siblings.packed import keeps_promise, with_promises
 from muri.policies.siblings.shares import Servers, fair_share
-from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
 from muri.policies.types import (
     CpuMemShare,

@@ -11,10 +11,11 @@ import numpy as np
 from muri.policies.cycle.queue import worth_of
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.siblings.shares import enough, shape_with, throughput_ratio
-from muri.policies.speed.model import (
+from muri.policies.speed import (
     Evaluation,
     Floats,
     Indices,
+    PairLookup,
     Shape,
     SpeedModel,
     checked_groups,
@@ -22,7 +23,6 @@ from muri.policies.speed.model import (
     shape_of,
     used_share,
 )
-from muri.policies.speed.registry import PairLookup
 from muri.policies.traits import Demand, InterferenceTable, Sensitivity
 from muri.policies.types import PlanJob
 

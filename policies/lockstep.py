@@ -1,4 +1,4 @@
-"""Models in which all members advance one iteration per period: Muri's Eq. 3, and its public simulator's formula."""
+"""Speed models by name, and those in which members rotate: Muri's Eq. 3, and its public simulator's formula."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,20 +8,25 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from muri.policies.options import MAX_GROUP_SIZE, ORDERINGS, OptionsError
-from muri.policies.speed.model import (
+from muri.policies.options import MAX_GROUP_SIZE, ORDERINGS, SPEED_MODELS, OptionsError
+from muri.policies.speed import (
     Evaluation,
+    Fair,
     Figures,
     Floats,
     Indices,
+    Measured,
     Shape,
+    SpeedModel,
     SpeedModelError,
+    UnknownSpeedModelError,
     alone,
     checked_groups,
     chunks,
     figures_of,
     one_group,
 )
+from muri.policies.traits import InterferenceTable
 from muri.profiler.records import STAGES
 
 MAX_RESOURCES: Final = 6  # Every ordering is tried, and there are (k − 1)! of k members: 120 for six
@@ -331,3 +336,32 @@ def _slot_ends(members: Sequence[Floats]) -> list[Floats]:
             np.maximum(latest, end[step - 1] + members[load][0], out=latest)
         end.append(latest)
     return end
+
+
+def speed_model(name: str, *, ordering: str = "best", table: InterferenceTable | None = None) -> SpeedModel:
+    """Make a speed model.
+
+    Args:
+        name: One of `muri.policies.options.SPEED_MODELS`.
+        ordering: "best" or "worst"; the model "fair" has no ordering and ignores it.
+        table: Measured pairs, which only "measured" needs.
+
+    Raises:
+        OptionsError: The name or the ordering is unknown.
+        SpeedModelError: "measured" needs a table.
+    """
+    match name:
+        case "lockstep":
+            return Lockstep(ordering)
+        case "fair":
+            return Fair()
+        case "reference":
+            return Reference(ordering)
+        case "measured":
+            if table is None:
+                raise SpeedModelError(
+                    "speed model 'measured' needs a table of measured pairs; give one, or take 'lockstep' or 'fair'"
+                )
+            # Few sites measure every pair: lockstep, the paper's model, gives the speeds of the others.
+            return Measured(table, Lockstep(ordering))
+    raise UnknownSpeedModelError(f"speed_model is {name!r}; valid are: {', '.join(SPEED_MODELS)}")

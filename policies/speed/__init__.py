@@ -1,1 +1,0 @@
-"""How fast each member of a group progresses: speed models behind one interface."""
