@@ -29,7 +29,7 @@ local SCRIPT_TAG = "muri-script:" -- without a model name, the script's text tel
 local CALLS_NOT_TAG = "muri-calls:no" -- the batch script does not call `muri run` itself
 local MEASURED_TAG = "muri-measured:"
 local ESTIMATED = '"estimated":true' -- in the plan in a member's AdminComment
-local FACTS_TAG = "muri-facts:" -- what the submitting process told of itself: slurm_plugin/spank/facts.h
+local FACTS_TAG = "muri-facts:" -- what the submitting process told of itself: slurm_plugin/spank/muri.h
 local FACTS_LONGEST = 4096
 local CARRIER = "SLURM_SPANK_MURI_JOB" -- from which the plugin sets MURI_JOB in a batch job and its steps
 local FINGERPRINT_BYTES = 65536 -- slurmctld waits while a script is read, so long scripts are read in part
@@ -53,7 +53,7 @@ M.KEYS = {
   { name = "opportunistic", form = "opportunistic", type = "flag", help = "the job only asks for what others leave over" },
 }
 
-local TEXTS_LONGEST = 4096 -- slurm_plugin/spank/options.h allows less
+local TEXTS_LONGEST = 4096 -- slurm_plugin/spank/muri.h allows less
 local DIGITS_MOST = 12
 local NAME_LONGEST_COMPARED, EDITS_MOST = 32, 2 -- a name with more edits than this is not a typing error
 local TRUTH = {

@@ -358,7 +358,7 @@ _PATH: Final = re.compile(r"/[^\x00-\x1f\x7f]*")
 
 @dataclass(frozen=True, slots=True)
 class SubmitFacts:
-    """Facts about a submission, as `slurm_plugin/spank/facts.h` describes them.
+    """Facts about a submission, as `slurm_plugin/spank/muri.h` describes them.
 
     They come from the user's own process: they may say anything about that user's job, and are trusted no further than
     that.

@@ -7,10 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "command_line.h"
 #include "context.h"
-#include "facts.h"
-#include "options.h"
+#include "muri.h"
 
 enum { OPTION_MURI = 1, OPTION_NO_MURI = 2 };
 

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "command_line.h"
+#include "muri.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "facts.h"
+#include "muri.h"
 
 #include <limits.h>
 #include <stdbool.h>
@@ -9,8 +9,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "command_line.h"
 
 /* Variables that decide, beside the Python, which modules a script imports. PATH counts by the Python in it. */
 static const char *const deciding[] = {

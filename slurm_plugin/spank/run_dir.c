@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "run_dir.h"
+#include "muri.h"
 
 #define ALL_PERMISSIONS 07777
 

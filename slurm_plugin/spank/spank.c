@@ -3,8 +3,7 @@
  * The plugin never fails a job. It refuses only a mistake in the user's own option, at submit.
  */
 #include "context.h"
-#include "options.h"
-#include "run_dir.h"
+#include "muri.h"
 
 #define PUBLIC __attribute__((visibility("default")))
 

@@ -12,9 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "command_line.h"
-#include "facts.h"
-#include "options.h"
+#include "muri.h"
 
 enum { REFUSED = 2, USAGE = 64 };
 

@@ -1,0 +1,113 @@
+/* What the plugin's files share that needs no header of Slurm; context.h has the rest. */
+#ifndef MURI_H
+#define MURI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+/* options.c: the texts of --muri and --no-muri from every place a user can write them; muri.lua gives them meaning. */
+
+/* Where an option was written. A later layer overrides an earlier one, as for sbatch's own options. */
+enum muri_layer { MURI_SCRIPT, MURI_ENVIRONMENT, MURI_COMMAND_LINE, MURI_LAYERS };
+
+enum {
+	MURI_TEXT_MAX = 1000,	/* characters in the texts of a layer */
+	MURI_LAYER_SIZE = MURI_TEXT_MAX + sizeof(";c:"),
+	MURI_TEXTS_SIZE = MURI_LAYERS * (MURI_LAYER_SIZE + 1),
+};
+
+struct muri_options {
+	struct {
+		char texts[MURI_LAYER_SIZE];	/* "c:model=a;c:alone": a letter for the layer before each text */
+		bool wanted;	/* --muri */
+		bool refused;	/* --no-muri */
+	} layer[MURI_LAYERS];
+};
+
+void muri_options_clear(struct muri_options *options);
+
+/* Note a --muri[=text] in a layer. Returns NULL, or the reason for which the user must change it. */
+const char *muri_options_want(struct muri_options *options, enum muri_layer layer, const char *text);
+
+/* Note a --no-muri in a layer. Returns NULL, or the reason for which the user must change it. */
+const char *muri_options_refuse(struct muri_options *options, enum muri_layer layer);
+
+/* True if the user wants Muri for the job; `out` then holds the texts of all layers, such as "s:model=a;c:". */
+bool muri_options_result(const struct muri_options *options, char out[MURI_TEXTS_SIZE]);
+
+/* True if --muri or --no-muri stands in any layer. */
+bool muri_options_given(const struct muri_options *options);
+
+/* Write texts as one, as a job finds them in MURI_JOB: "s:model=a;c:alone" as "model=a,alone", "c:" as "on". */
+void muri_options_mark(const char *texts, char out[MURI_TEXTS_SIZE]);
+
+/* True if the text has the alphabet and the length of a mark. */
+bool muri_is_mark(const char *text);
+
+/* True for 0, no, off and false, in any case. */
+bool muri_says_no(const char *text);
+
+/* command_line.c: the words of this process's command line, as the user gave them. */
+
+struct muri_words {
+	char *text;	/* the words, each with its NUL; NULL when they cannot be read */
+	size_t size;	/* bytes in text */
+};
+
+/* Read /proc/self/cmdline to its end, whatever bytes it holds. Give the result to muri_words_free. */
+struct muri_words muri_command_line(void);
+
+void muri_words_free(struct muri_words *words);
+
+/* Word number `index` of `size` bytes of words, or NULL where there is none or its end is missing. */
+const char *muri_word(const char *text, size_t size, int index);
+
+/* Whether one of the words up to number `end` says a long option; getopt_long takes its beginnings as well. */
+bool muri_says(const struct muri_words *words, int end, const char *option);
+
+/*
+ * True if argument number `index` of the NUL-separated command line `text` is the option
+ * --name, abbreviated as getopt_long allows, with exactly this value (NULL: no value).
+ */
+bool muri_argument_is(const char *text, size_t size, int index, const char *name, const char *value);
+
+/* The same question about this process and the option getopt_long has just read. */
+bool muri_on_command_line(const char *name, const char *value);
+
+/*
+ * facts.c: facts that only the submitting process knows, the words of its command line and the Python of its
+ * environment. They travel beside the mark as one word in a safe alphabet, read by muri.lua and
+ * muri.slurm_plugin.records.comment_tags:
+ *
+ *   1.ENVIRONMENT.LINE.PYTHON.ARGUMENTS
+ *
+ * ENVIRONMENT and LINE are digests in 16 hexadecimal digits; PYTHON is a path, and ARGUMENTS are the batch script's
+ * words, each with its NUL, both in base64url without padding. ARGUMENTS is "~" where they would not fit.
+ */
+
+enum {
+	MURI_FACTS_SIZE = 4097,	/* longest text, with its NUL */
+};
+
+/*
+ * Write the facts.
+ *
+ * `words` of `size` bytes are the command line; word number `script` is the batch script's name, if there is one.
+ * Returns 0, or -1 where the command line makes no sense.
+ */
+int muri_facts(const char *words, size_t size, int script, char out[MURI_FACTS_SIZE]);
+
+/* run_dir.c: the directory in which the jobs of one user and their group's runtime meet on a node. */
+
+#define MURI_RUN_PARENT "/run"
+
+/*
+ * Make `parent`/muri, which all users may enter and only this process's user may write, and in it a directory named
+ * like the user's id that only that user can enter. No link is followed, and nothing that belongs to another user is
+ * touched. Calling it again, also at the same time, is fine.
+ * Returns 0, or -1 with a sentence in `error`.
+ */
+int muri_make_run_dir(const char *parent, uid_t uid, gid_t gid, char *error, size_t error_size);
+
+#endif
