@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from muri.foreign import json_of
 from muri.launcher.job.stage_clock import NO_TURNS, STAGE_COUNT, TURNS, TURNS_INDEX, Gate, IterationRecord
+from muri.text import json_of
 
 VARIABLE: Final = "MURI_GATE"
 """Tells a member's process its own number (children inherit the variable but must not use it), its inherited

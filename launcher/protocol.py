@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from muri.clock import MIB
 from muri.errors import MuriError
-from muri.foreign import json_of
 from muri.rendezvous import RUN_DIR_VARIABLE, RendezvousError
-from muri.units import MIB
+from muri.text import json_of
 
 VERSION: Final = 1
 ISOLATION_VARIABLE: Final = "MURI_ISOLATION"

@@ -10,7 +10,7 @@ import click
 from muri import __version__
 from muri.commands import LazyCommand, LazyGroup, NoSuchCommandError, run_command
 from muri.errors import UsageError
-from muri.foreign import yaml_of
+from muri.text import yaml_of
 
 COMMANDS = {
     "run": LazyCommand("muri.launcher.run.command:run", "Run a training script; inside a group, interleave it."),

@@ -1,4 +1,7 @@
-"""Time: the clock that waiting code goes by (the machine's, in tests a virtual one), and points in time as texts."""
+"""The clock that waiting code goes by (the machine's, in tests a virtual one), points in time as texts, and units.
+
+Units are as Slurm counts: memory in binary units, as CUDA does, too, and time limits in whole minutes.
+"""
 
 from __future__ import annotations
 
@@ -60,3 +63,21 @@ def age(text: str, now: datetime) -> str:
         if seconds >= unit_s:
             return f"{seconds / unit_s:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+KIB: Final = 2**10
+"""Bytes of a KiB."""
+
+MIB: Final = 2**20
+"""Bytes of a MiB."""
+
+GIB: Final = 2**30
+"""Bytes of a GiB."""
+
+KIB_PER_MIB: Final = 1024
+MIB_PER_GIB: Final = 1024
+
+
+def whole_minutes(seconds: int) -> int:
+    """Return a time limit in minutes, rounded up."""
+    return -(-seconds // 60)

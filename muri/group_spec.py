@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from muri.errors import UsageError
-from muri.foreign import json_of
+from muri.text import json_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

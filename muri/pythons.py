@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from muri.errors import UsageError
-from muri.foreign import json_of
+from muri.text import json_of
 
 OLDEST: Final = (3, 8)
 """Oldest Python of a script; pyproject.toml lists the files that are imported there."""

@@ -14,10 +14,10 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import Final, NamedTuple, Self
 
+from muri.clock import MIB_PER_GIB
 from muri.profiler import figures
 from muri.profiler.records import STAGES, Document, ProfileDetail, ProfileError, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
-from muri.units import MIB_PER_GIB
 
 log = logging.getLogger("muri.profiler")
 

@@ -6,10 +6,9 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
-from muri.foreign import json_of
 from muri.profiler.errors import ExchangeError
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
-from muri.text import nearest
+from muri.text import json_of, nearest
 
 SCHEMA: Final = "muri-profiles"
 VERSION: Final = 1

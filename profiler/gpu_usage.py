@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from muri.clock import GIB
 from muri.errors import MuriError
 from muri.profiler.records import OneGpu
 from muri.pythons import what_brings
-from muri.units import GIB
 
 VISIBLE_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 

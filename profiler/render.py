@@ -15,7 +15,7 @@ from muri.profiler.lookup import PUBLISHED
 from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile, dangers_text, unexplained
 from muri.profiler.sensitivity import Dataset, SensitivityProfile, cache_sizes, throughput
 from muri.profiler.store import StaleMark
-from muri.units import counted
+from muri.text import counted
 
 _STACK_WIDTH: Final = 76
 _STAGE_BAR_WIDTH: Final = 28

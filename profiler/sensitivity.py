@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from muri.clock import MIB_PER_GIB
 from muri.profiler import figures
 from muri.profiler.errors import SensitivityError
 from muri.profiler.records import Document
-from muri.units import MIB_PER_GIB
 
 MOST_POINTS: Final = 8
 """No job is measured more often than this (Synergy, section 3.1: 8 points instead of 24 × 10)."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.foreign import json_of
 from muri.profiler import figures
 from muri.profiler.exchange import to_dict
 from muri.profiler.records import Document, ProfileDetail, ProfileError, ProfileKey, StageProfile
 from muri.profiler.store_file import JournalMode, StoreFile
+from muri.text import json_of
 
 log = logging.getLogger("muri.profiler")
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import BinaryIO, Final, NamedTuple
 
+from muri.clock import GIB, MIB
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, DryRunResult, Limits, StampReader
 from muri.profiler.dryrun.runner import DryRunFailedError, check_command, end, measure_script, start, with_last_words
 from muri.profiler.errors import SensitivityError
 from muri.profiler.sensitivity import Dataset, Measured, measured_overlap
-from muri.units import GIB, MIB
 
 STEADY_S: Final = 3.0
 LEAST_ITERATIONS: Final = 3

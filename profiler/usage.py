@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 import psutil
 
+from muri.clock import GIB, MIB
 from muri.profiler.gpu_usage import GpuReader, GpuUnreadableError
 from muri.profiler.records import JobUse, NodeUse, OneGpu, Use
-from muri.units import GIB, MIB
 
 TREE_EVERY_S: Final = 0.05
 """Least time between two searches for new descendants; on nodes with many processes it is longer."""

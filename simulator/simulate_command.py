@@ -141,7 +141,7 @@ def parse_options(words: Iterable[str]) -> dict[str, dict[str, Any]]:
     Raises:
         click.BadParameter: A word is neither.
     """
-    from muri.foreign import yaml_of
+    from muri.text import yaml_of
 
     options: dict[str, dict[str, Any]] = {}
     for word in words:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from muri.simulator.metrics import count, duration, percent, ratio
 from muri.simulator.run import Outcome
-from muri.units import counted
+from muri.text import counted
 
 _COLUMNS: Final = ("POLICY", "AVG JCT", "MEDIAN", "P99", "MAKESPAN", "QUEUE", "GPU", "SPEED-UP")
 

@@ -9,7 +9,7 @@ import click
 
 from muri.commands import Group
 from muri.profiler.records import RESOURCES
-from muri.units import counted
+from muri.text import counted
 
 if TYPE_CHECKING:
     from muri.profiler.records import StageProfile
@@ -164,8 +164,8 @@ def import_command(file: Path, output: Path | None, **options: Any) -> None:
     "--pairs",
     metavar="TABLE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Instead of --models: those of this table of pair speeds, as `muri simulate --interference` takes it, each as "
-    "often, with batch models; memory is assumed.",
+    help="Instead of --models: those of this table of pair speeds, as `muri-lab sweep --interference` takes it, "
+    "each as often, with batch models; memory is assumed.",
 )
 @_output_option
 def generate_command(output: Path | None, **figures: Any) -> None:
@@ -206,7 +206,7 @@ def check_command(file: Path, gpus: int | None, as_json: bool, **options: Any) -
       muri trace check --from helios cluster_log.csv --skip-bad-rows
       muri trace check t.csv --json | jq .by_bottleneck
     """
-    from muri.simulator.traces.overview import overview_of, print_overview
+    from muri.simulator.traces.read import overview_of, print_overview
 
     reading = _read(file, ReadOptions(**options))
     overview = overview_of(reading.trace)

@@ -20,11 +20,10 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from muri.errors import UsageError
-from muri.foreign import yaml_of
 from muri.profiler.dryrun.messages import DEFAULT_STEADY_S, Limits
 from muri.slurm_plugin.private_files import why_unsafe
 from muri.slurm_plugin.renamed import FIXED_KEYS, OLD_KEYS, POLICY_KEYS
-from muri.text import nearest
+from muri.text import nearest, yaml_of
 
 DEFAULT_PATH: Final = Path("/etc/muri/muri.yaml")
 

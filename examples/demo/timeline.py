@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from muri.errors import UsageError
 from muri.files import whole_file
-from muri.foreign import json_of
 from muri.profiler.records import RESOURCES, STAGES
 from muri.pythons import THE_LAB
+from muri.text import json_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

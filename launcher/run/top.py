@@ -25,11 +25,10 @@ from rich.table import Table
 from rich.text import Text
 
 from muri.errors import MuriError, UsageError
-from muri.foreign import json_of
 from muri.launcher.job.scheduler import load_membership
 from muri.rendezvous import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
 from muri.terminal import PlainConsole, cell, say
-from muri.units import counted
+from muri.text import counted, json_of
 
 EPILOG = """
 \b

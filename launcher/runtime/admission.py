@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from muri.clock import GIB
 from muri.errors import MuriError
 from muri.launcher.job.environment import STEPS_VARIABLE
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.sessions.setup import MemberSession
 from muri.launcher.threads import SharedProcess
-from muri.units import GIB
 
 logger = logging.getLogger("muri.launcher")
 

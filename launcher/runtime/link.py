@@ -21,8 +21,8 @@ from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
-from muri.foreign import json_of
 from muri.rendezvous import Newcomers
+from muri.text import json_of
 
 logger = logging.getLogger("muri.launcher")
 

@@ -25,7 +25,7 @@ from typing import Any, Final, Tuple, TypeVar
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
-from muri.foreign import json_of
+from muri.text import json_of
 
 DIRECTORY_VARIABLE: Final = "MURI_CHECKPOINT_DIR"
 LOCK_TIMEOUT_S: Final = 60.0

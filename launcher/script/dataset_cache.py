@@ -32,11 +32,11 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any, Final
 
+from muri.clock import GIB, MIB
 from muri.errors import UsageError
 from muri.launcher.job.environment import descendants_of
 from muri.launcher.script.script_facts import WORDS, DatasetReads, Fetch
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, NO_JOB
-from muri.units import GIB, MIB
 
 logger = logging.getLogger("muri.launcher")
 

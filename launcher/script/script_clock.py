@@ -20,7 +20,7 @@ from muri.launcher.process_gate import gate_from_environment
 from muri.launcher.script.trace import open_trace
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
 from muri.profiler.records import STAGES, UNEXPLAINED_SHARE, UNMARKED, WAITS_UNSEEN
-from muri.units import counted
+from muri.text import counted
 
 if TYPE_CHECKING:
     pass

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Final
 
+from muri.clock import GIB, MIB
 from muri.files import PRIVATE_FILE, atomic_json
 from muri.launcher.job.environment import AGENT_VARIABLE, leaves_steps_to_scheduler
 from muri.launcher.job.script import after_import
@@ -29,7 +30,6 @@ from muri.profiler.dryrun.course import Course, Disturbance, TooShortError
 from muri.profiler.dryrun.messages import READS, DryRunRequest, DryRunResult
 from muri.profiler.dryrun.steadiness import LoaderAhead
 from muri.profiler.records import ProfileDetail, ProfileError
-from muri.units import GIB, MIB
 
 PROGRESS_INTERVAL_S: Final = 1.0
 

@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from muri.clock import MIB
 from muri.errors import UsageError
 from muri.profiler.records import RESOURCES, STAGES
-from muri.units import MIB
 
 logger = logging.getLogger("muri.launcher")
 

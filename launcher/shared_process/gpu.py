@@ -22,12 +22,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from muri.clock import GIB
 from muri.launcher.job.script import chain_of
 from muri.launcher.job.stage_clock import GpuTimes, HostPace, StageClock
 from muri.launcher.sessions.setup import MemberSession, has_gpu
 from muri.launcher.shared_process.state import SessionState
 from muri.launcher.shared_process.threads_and_processes import at_thread_start
-from muri.units import GIB
 
 logger = logging.getLogger("muri.launcher")
 

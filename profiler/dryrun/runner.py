@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from muri.errors import MuriError, UsageError
-from muri.foreign import json_of
 from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult, Limits
+from muri.text import json_of
 
 Progress = Mapping[str, Any]
 """What the script last reported: "iterations" and "measured" so far, "seconds" and the "confidence"."""

@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from muri.foreign import yaml_of
 from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
 from muri.profiler.figures import reproducible
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.traces.rows import TraceError
+from muri.text import yaml_of
 
 LOAD_SHARES = {
     "shufflenet": 60 / 78,

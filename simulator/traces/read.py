@@ -1,16 +1,21 @@
-"""Reading a trace of any known format."""
+"""Reading a trace of any known format, its figures, and the tables that show them on a terminal of 80 columns."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from muri.profiler.records import StageProfile
+from rich.console import Console
+from rich.table import Table
+
+from muri.profiler.records import RESOURCES, StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.formats import Assignment, Format, Reading, assignment_of, to_trace_jobs
 from muri.simulator.traces.log_formats import HELIOS, PAI, PHILLY, SACCT, TASK_FILE
 from muri.simulator.traces.rows import BadRows, RowError, Source, TraceError, open_source, separator_hint
 from muri.simulator.traces.schema import MURI, MURI_PAPER, REQUIRED, SYNERGY
-from muri.text import nearest
+from muri.text import counted, nearest
 
 Job = TypeVar("Job")
 
@@ -136,3 +141,135 @@ def _unique(reading: Reading, jobs: Iterable[tuple[int, Job]], id_of: Callable[[
 
 def _reasons(left_out: dict[str, int]) -> str:
     return "".join(f"; {count} {reason}" for reason, count in sorted(left_out.items()))
+
+
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+"""Which quantiles of the durations are shown."""
+
+_DAY_S, _HOUR_S, _MINUTE_S = 86_400.0, 3600.0, 60.0
+_LEAST_SHOWN = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Part of a trace's jobs."""
+
+    jobs: int
+    gpu_s: float  # GPU-seconds that they need, running alone
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A trace in figures."""
+
+    name: str
+    jobs: int
+    users: int
+    models: int
+    skipped_rows: int  # Bad rows that were left out
+    span_s: float  # From the first submission to the last
+    gpu_s: float  # GPU-seconds that all jobs need, running alone
+    gpus_busy_mean: float | None  # GPUs kept busy: GPU-seconds over the span; None: all jobs come at once
+    opportunistic: int  # Jobs that only use what others leave over
+    by_gpu_count: dict[int, Share]  # By GPUs of a job
+    by_bottleneck: dict[str, Share]  # By the resource that an iteration holds longest
+    duration_s: dict[float, float]  # Quantiles of the time that a job runs alone
+
+    def load(self, gpus: int) -> float | None:
+        """Load of a cluster with this many GPUs; None: all jobs come at once."""
+        return None if self.gpus_busy_mean is None else self.gpus_busy_mean / gpus
+
+    def as_json(self, gpus: int | None = None) -> dict[str, Any]:
+        """As a JSON object, with the load of a cluster of this many GPUs."""
+        document = asdict(self)
+        if gpus is not None:
+            document |= {"gpus": gpus, "load": self.load(gpus)}
+        document["by_gpu_count"] = {str(count): asdict(share) for count, share in self.by_gpu_count.items()}
+        document["duration_s"] = {f"p{100 * share:g}": value for share, value in self.duration_s.items()}
+        return document
+
+
+def overview_of(trace: Trace) -> Overview:
+    """A trace in figures; it has at least one job."""
+    jobs = trace.jobs
+    span_s = jobs[-1].submit_s - jobs[0].submit_s
+    work = [job.gpu_count * job.service_s for job in jobs]
+    gpu_s = sum(work)
+    by_gpu_count = _shares([job.gpu_count for job in jobs], work)
+    by_bottleneck = _shares([job.profile.bottleneck for job in jobs], work)
+    durations = sorted(job.service_s for job in jobs)
+    return Overview(
+        name=trace.name,
+        jobs=len(jobs),
+        users=len({job.user for job in jobs}),
+        models=len({job.key.model for job in jobs}),
+        skipped_rows=trace.skipped_rows,
+        span_s=span_s,
+        gpu_s=gpu_s,
+        gpus_busy_mean=gpu_s / span_s if span_s else None,
+        opportunistic=sum(job.opportunistic for job in jobs),
+        by_gpu_count=dict(sorted(by_gpu_count.items())),
+        by_bottleneck={name: by_bottleneck[name] for name in RESOURCES if name in by_bottleneck},
+        duration_s={share: durations[min(len(durations) - 1, int(share * len(durations)))] for share in QUANTILES},
+    )
+
+
+def _shares(kinds: list[Any], work: list[float]) -> dict[Any, Share]:
+    jobs: Counter[Any] = Counter(kinds)
+    gpu_s = dict.fromkeys(kinds, 0.0)
+    for kind, amount in zip(kinds, work, strict=True):
+        gpu_s[kind] += amount
+    return {kind: Share(jobs[kind], gpu_s[kind]) for kind in jobs}
+
+
+def print_overview(console: Console, overview: Overview, gpus: int | None) -> None:
+    """Print a trace's figures."""
+    console.print(_totals_table(overview, gpus))
+    console.print(_shares_table("GPUs of a job", overview.by_gpu_count, overview))
+    console.print(_shares_table("Bottleneck", overview.by_bottleneck, overview))
+    console.print(_durations_table(overview))
+
+
+def duration(seconds: float) -> str:
+    """A time in its largest unit of which it has at least two."""
+    for unit_s, unit in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
+        if seconds >= _LEAST_SHOWN * unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _totals_table(overview: Overview, gpus: int | None) -> Table:
+    table = Table(show_header=False, title=f"Trace {overview.name}", title_justify="left", box=None, pad_edge=False)
+    table.add_row("Jobs", f"{overview.jobs:,} of {overview.users} users, {overview.models} models")
+    if overview.skipped_rows:
+        table.add_row("Left out", counted(overview.skipped_rows, "bad row"))
+    table.add_row("Opportunistic", f"{overview.opportunistic / overview.jobs:.1%} of the jobs")
+    table.add_row("Submitted within", duration(overview.span_s))
+    table.add_row("Work", f"{overview.gpu_s / _HOUR_S:,.1f} GPU-hours, every job running alone")
+    busy = overview.gpus_busy_mean
+    table.add_row("Keeps busy", "all jobs come at once" if busy is None else f"{busy:,.1f} GPUs on average")
+    load = None if gpus is None else overview.load(gpus)
+    if load is not None:
+        table.add_row(f"Load of {gpus} GPUs", f"{load:.2f}")
+    return table
+
+
+def _shares_table(title: str, shares: Mapping[int, Share] | Mapping[str, Share], overview: Overview) -> Table:
+    table = Table()
+    table.add_column(title)
+    for heading in ("Jobs", "of jobs", "of GPU time"):
+        table.add_column(heading, justify="right")
+    for name, share in shares.items():
+        of_time = share.gpu_s / overview.gpu_s
+        table.add_row(str(name), f"{share.jobs:,}", f"{share.jobs / overview.jobs:.1%}", f"{of_time:.1%}")
+    return table
+
+
+def _durations_table(overview: Overview) -> Table:
+    table = Table()
+    table.add_column("Jobs running alone")
+    table.add_column("take", justify="right")
+    names = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
+    for share, value in overview.duration_s.items():
+        table.add_row(names.get(share, f"{100 * share:g} % take at most"), duration(value))
+    return table

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import click
 
+from muri.clock import GIB, MIB
 from muri.errors import MuriError
 from muri.profiler.errors import CorruptStoreError, StoreMissingError, StoreOutdatedError
 from muri.profiler.gpu_usage import check as why_no_gpu
@@ -44,7 +45,6 @@ from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.private_files import user_name, why_unsafe
 from muri.slurm_plugin.records.journal import SCHEMA_VERSION
 from muri.text import printable, printable_lines
-from muri.units import GIB, MIB
 
 _COLORS: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 _STATE: Final = "state directory"

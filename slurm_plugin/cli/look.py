@@ -14,7 +14,7 @@ from muri.errors import UsageError
 from muri.policies.registry import PolicyInfo, describe_policies, policy_problems
 from muri.profiler.records import STAGES, JobUse
 from muri.slurm_plugin.cli import CONFIG_OPTION, job_id_in
-from muri.units import counted
+from muri.text import counted
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.config import Config

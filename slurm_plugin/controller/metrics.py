@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from muri.clock import GIB, MIB
 from muri.profiler.records import STAGES
 from muri.rendezvous import Newcomers
 from muri.slurm_plugin.controller.status import JobStatus, Status
@@ -24,7 +25,6 @@ from muri.slurm_plugin.records.comment_tags import Mode
 from muri.slurm_plugin.records.journal import COUNTERS, Intent
 from muri.slurm_plugin.records.nodes import names_in
 from muri.slurm_plugin.records.roles import RunningGroup, View
-from muri.units import GIB, MIB
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

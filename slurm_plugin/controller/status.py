@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 
 from muri.errors import MuriError
 from muri.files import write_atomically
-from muri.foreign import json_of
 from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
 from muri.slurm_plugin.config import Config
@@ -28,6 +27,7 @@ from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import is_off_plan, job_use, member_report, promise_broken
 from muri.slurm_plugin.records.comment_tags import Planned
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
+from muri.text import json_of
 
 log = logging.getLogger("muri.controller")
 

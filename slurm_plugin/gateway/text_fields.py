@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
+from muri.clock import GIB, KIB, MIB, whole_minutes
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState, Unreadable
 from muri.slurm_plugin.records.limits import WAYS
-from muri.units import GIB, KIB, MIB, whole_minutes
 
 #: When a requeued job may start again. Up to 24.11 at least, a node takes a run that begins in the second of the
 #: requeue for the one that was ended ("Job credential revoked"), and the job fails.

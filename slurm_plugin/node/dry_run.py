@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import click
 
 from muri.errors import MuriError
-from muri.foreign import json_of
 from muri.inherited import PUBLIC, settle_own
 from muri.profiler.dryrun.messages import FULL_MEMORY_VARIABLE, NO_JOB, DryRunRequest, Limits
 from muri.profiler.dryrun.runner import end, last_words
@@ -30,6 +29,7 @@ from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.node.slurm_calls import batch_script, job_record, set_comment
 from muri.slurm_plugin.records.comment_reports import SWEEP, comment_with, sweep_figures, with_foreign_python
 from muri.slurm_plugin.records.comment_tags import decode_words
+from muri.text import json_of
 
 _TICK_S: Final = 0.05
 _WARMUP_ITERATIONS: Final = 10

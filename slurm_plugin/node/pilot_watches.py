@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from muri.clock import Clock, now_text
 from muri.files import atomic_json
-from muri.foreign import json_of
 from muri.group_spec import GroupSpec
 from muri.profiler.usage import Monitor
 from muri.rendezvous import use_file
@@ -26,6 +25,7 @@ from muri.slurm_plugin.records.comment_reports import (
     with_foreign_python,
     with_measured,
 )
+from muri.text import json_of
 
 log = logging.getLogger("muri.pilot")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from muri.clock import moment, text_of
+from muri.clock import MIB_PER_GIB, moment, text_of
 from muri.policies.traits import Sensitivity
 from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile, says_little
 from muri.slurm_plugin.config import Config, Grouping
@@ -22,7 +22,6 @@ from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.journal import DRY_RUN, Intent
 from muri.slurm_plugin.records.limits import PartitionLimits
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key, why_arguments_are_unknown, without_gate
-from muri.units import MIB_PER_GIB
 
 ALONE_ON_REQUEST: Final = "it was submitted with alone"
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import chain, product
 from typing import Any, Final
 
+from muri.clock import MIB, MIB_PER_GIB
 from muri.errors import MuriError
 from muri.policies.traits import (
     BatchModel,
@@ -53,7 +54,6 @@ from muri.profiler.sensitivity import (
 from muri.profiler.slowdown import Parabola
 from muri.slurm_plugin.records.cluster import Job, NodeIndex
 from muri.slurm_plugin.records.comment_reports import SWEEP, sweep_in
-from muri.units import MIB, MIB_PER_GIB
 
 log = logging.getLogger("muri.controller")
 

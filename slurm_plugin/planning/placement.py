@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
+from muri.clock import MIB_PER_GIB
 from muri.policies.types import FreeNode
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.nodes import HostListError, names_in
 from muri.slurm_plugin.records.roles import Role, View
-from muri.units import MIB_PER_GIB
 
 _PROMISED = {Role.PILOT, Role.DRY_RUN, Role.RELEASED}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from muri.clock import MIB_PER_GIB
 from muri.policies.cycle.validation import broken_laws
 from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, Policy, Reason, Solo, sentences
 from muri.slurm_plugin.config import Config
@@ -21,7 +22,6 @@ from muri.slurm_plugin.planning.starts import Joiner, joins_together, release_so
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.nodes import names_in
 from muri.slurm_plugin.records.roles import View
-from muri.units import MIB_PER_GIB
 
 _LEAST_OF_OWN_CPUS: Final = 0.75
 """A job's batch script takes a CPU beside its pilot job; where the node has none left, the pilot does with one less, if

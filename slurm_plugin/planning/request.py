@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, NamedTuple
 
+from muri.clock import MIB_PER_GIB
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import PlanJob, PlanRequest, ProfileUse, waited_s
 from muri.profiler.records import ProfileKey, StageProfile
@@ -22,7 +23,6 @@ from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
 from muri.slurm_plugin.records.cluster import Job, JobState, NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
-from muri.units import MIB_PER_GIB
 
 _CALLS_NOT = (
     "its model was never measured, and its batch script does not call `muri run` itself, without which it has no GPU "

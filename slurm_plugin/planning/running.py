@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from muri.clock import MIB_PER_GIB
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.traits import BatchModel
 from muri.policies.types import CpuMemShare, FreeNode, NodeShare, PlanJob, PlanRequest, Policy, Running
@@ -21,7 +22,6 @@ from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_reports import member_report, promise_broken, steady_company
 from muri.slurm_plugin.records.nodes import names_in
 from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View
-from muri.units import MIB_PER_GIB
 
 NO_JOINING: Final = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
 
+from muri.clock import whole_minutes
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.pythons import DECIDING, MEMBERS_PREFIX
 from muri.slurm_plugin.config import Config
@@ -14,7 +15,6 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
 from muri.slurm_plugin.records.comment_tags import MemoryRetry, encode_words, with_mode
 from muri.slurm_plugin.records.roles import ManagedJob, View, without_gate
-from muri.units import whole_minutes
 
 # Variables of the submission that describe the old job, or would mark the new one for Muri.
 _STALE_PREFIXES = ("SLURM_", "SPANK_", "_SLURM_", "SBATCH_", "MURI_")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from muri.clock import MIB_PER_GIB
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, Solo, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile, dangers_text
@@ -18,7 +19,6 @@ from muri.slurm_plugin.planning.slurm_requests import as_submitted, asked_by
 from muri.slurm_plugin.records.cluster import Job, Node, NodeIndex
 from muri.slurm_plugin.records.nodes import folded
 from muri.slurm_plugin.records.roles import ManagedJob, RunningGroup
-from muri.units import MIB_PER_GIB
 
 
 @dataclass(frozen=True, slots=True)

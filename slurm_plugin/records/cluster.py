@@ -10,8 +10,8 @@ from types import UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from muri.errors import UsageError
-from muri.foreign import json_of
 from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, NOT_TRIED, GpuRemoval, SiteLimits, will_start_by_itself
+from muri.text import json_of
 
 SPECIAL_EXIT: Final = "SpecialExit"
 """Reason of a job that a site's RequeueExitHold, or `scontrol requeuehold state=SpecialExit`, has set aside."""

@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from muri.foreign import json_of
 from muri.slurm_plugin.records.cluster import RecordError, record_of
 from muri.slurm_plugin.renamed import OLD_PILOT, OLD_TAGS
-from muri.text import printable
+from muri.text import json_of, printable
 
 REQUEST_PREFIX: Final = "muri:"
 STATE_PREFIX: Final = "muri-state:"

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from muri.errors import MuriError
-from muri.foreign import json_of
 from muri.profiler.errors import StoreError
 from muri.profiler.store_file import set_aside, tells_damage
 from muri.slurm_plugin.renamed import OLD_JOIN_FIELDS
+from muri.text import json_of
 
 log = logging.getLogger("muri.controller")
 

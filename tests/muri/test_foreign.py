@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from muri.foreign import MOST_LEVELS, json_of, yaml_of
+from muri.text import MOST_LEVELS, json_of, yaml_of
 
 DEEP = ("[" * 5_000, "[" * MOST_LEVELS + "[]" + "]" * MOST_LEVELS, '{"a":' * 500 + "1" + "}" * 500)
 NO_YAML = ("a: &x [*x]", "!!int ''", "!!timestamp x", "a: " + "9" * 5000, "2001-13-45", "{a: [1", "[1]: 3", "\0")

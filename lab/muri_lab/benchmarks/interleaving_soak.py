@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from muri.clock import MIB
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher import protocol
 from muri.launcher.protocol import AttachRequest
-from muri.units import MIB
 from muri_lab.benchmarks.runtime_process import BenchmarkError, socket_folder, start_runtime
 
 MEMBERS = ("101", "102", "103", "104")

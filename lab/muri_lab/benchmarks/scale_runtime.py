@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import psutil
 
+from muri.clock import MIB
 from muri.group_spec import GroupSpec, MemberSpec
-from muri.units import MIB
 from muri_lab.benchmarks.bars import measured
 from muri_lab.benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from muri.errors import UsageError
-from muri.foreign import yaml_of
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import Cluster, Settings, Trace
 from muri.simulator.run import Run, check_policies
+from muri.text import yaml_of
 from muri_lab.experiments.workloads import submitted_at_zero, with_bottlenecks
 
 Metric = Literal[

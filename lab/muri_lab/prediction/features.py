@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
 
-from muri.clock import now_text
+from muri.clock import GIB, now_text
 from muri.errors import UsageError
 from muri.profiler.estimates import FEATURES
 from muri.profiler.records import Document, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
-from muri.units import GIB
 
 METHODS: Final = ("export", "hooks")
 """How operators were counted: in the graph of torch.export, or as the functions that the forward pass called."""

@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from muri.clock import MIB
 from muri.errors import MuriError
 from muri.profiler.estimates import Estimator, ProfileEstimate
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.pythons import THE_LAB
-from muri.units import MIB
 from muri_lab.prediction.features import (
     DEFAULT_OPTIMIZER,
     FRAMEWORK_GIB,

@@ -11,7 +11,7 @@ from muri.profiler.records import RESOURCES
 from muri.simulator.metrics import count, duration, percent, ratio
 from muri.simulator.model import Settings, SimulationResult
 from muri.simulator.summary import PolicySummary, TraceSummary
-from muri.units import counted
+from muri.text import counted
 from muri_lab.report import series
 from muri_lab.report.html import Cell, page, plot_script, table
 from muri_lab.report.series import GROUP_COLORS, color, time_unit

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
-from muri.foreign import yaml_of
 from muri.pythons import THE_LAB
 from muri.simulator.run import Outcome, Run, SweepError, Watch, run_one
+from muri.text import yaml_of
 
 _DEFAULTS: Final = {"job_name": "muri-simulate", "time": 240, "cpus_per_task": 1}
 """In submitit's names; `time` is in minutes, and submitit's own default is five."""

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from muri.clock import whole_minutes
 from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
 from muri.slurm_plugin.gateway.base import Calls, NoGateLicenseError, check_new_job
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Snapshot
 from muri.slurm_plugin.records.limits import PER_NODE, TYPED, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.usage import Run
-from muri.units import whole_minutes
 from muri_lab.twin.programs import NodeSide
 from muri_lab.twin.slurm import gpus_in
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from muri.clock import MIB_PER_GIB
 from muri.policies.registry import get_policy
 from muri.profiler.records import RESOURCES
 from muri.simulator.engine.checks import check_cluster
@@ -23,7 +24,6 @@ from muri.simulator.model import (
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.units import MIB_PER_GIB
 from muri_lab.twin.programs import Placeholder, TrainingScript, Work
 from muri_lab.twin.sharing import Iteration
 from muri_lab.twin.site import Delays, Site, plain_nodes

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from ClusterShell.NodeSet import NodeSet
 
+from muri.clock import whole_minutes
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError, slurm_error
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node, Reservation
 from muri.slurm_plugin.records.roles import GATE_LICENSE, REQUEUED_HELD, is_behind_licence
-from muri.units import whole_minutes
 from muri_lab.twin.clock import Event, VirtualTime
 from muri_lab.twin.limits import why_over_limits, why_refused
 from muri_lab.twin.records import Holder, Ledger, Note, Program, Run

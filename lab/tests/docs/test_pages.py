@@ -80,7 +80,7 @@ def test_what_a_mark_can_say(expression: str, text: str, monkeypatch: pytest.Mon
             "there is no lab/muri_lab/benchmarks/results/no-such-file.json",
         ),
         ("a <!-- figure: scale:no-such-case.x d -->1<!-- /figure -->", "no-such-case"),
-        ("a <!-- figure: muri.units:NO_SUCH_NAME d -->1<!-- /figure -->", "NO_SUCH_NAME"),
+        ("a <!-- figure: muri.clock:NO_SUCH_NAME d -->1<!-- /figure -->", "NO_SUCH_NAME"),
         ("a <!-- figure: scale:cycle-10k.figures d -->1<!-- /figure -->", "is not a figure"),
         ("a <!-- figure: 1 2 d -->1<!-- /figure -->", "1 2 d is not a figure"),
         ("a <!-- figure: scale:cycle-10k.figures.cpu_s d -->1", "lacks its begin or its end"),

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import muri
+from muri.clock import GIB, MIB
 from muri.launcher.script.dataset_cache import Room, room_of
-from muri.units import GIB, MIB
 
 FILL = """\
 import sys, muri

@@ -8,11 +8,11 @@ import pytest
 from launcher_harness import Launcher
 from torch.utils.data import DataLoader
 
+from muri.clock import MIB
 from muri.launcher.script import script_facts
 from muri.launcher.script.dataset_cache import cache, encode
 from muri.launcher.script.script_facts import WORDS, DatasetReads, Fetch, per_iteration
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, READS
-from muri.units import MIB
 
 MS = 1_000_000
 

@@ -8,8 +8,7 @@ import pytest
 from muri.cli import cli, run_command
 from muri.simulator.traces.generator import Durations, Recipe, generate
 from muri.simulator.traces.models import models_of_pairs, synergy_sensitivity
-from muri.simulator.traces.overview import overview_of
-from muri.simulator.traces.read import read_trace
+from muri.simulator.traces.read import overview_of, read_trace
 from muri.simulator.traces.rows import TraceError
 
 MURI = "from muri.cli import main; main()"

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
+from muri.clock import KIB_PER_MIB, MIB, MIB_PER_GIB
 from muri.launcher.run.client import RuntimeLostError
 from muri.profiler.gpu_usage import GpuReader, GpuUnreadableError
-from muri.units import KIB_PER_MIB, MIB, MIB_PER_GIB
 from muri_lab.benchmarks.gpu_check.check import JOBS, Check, Figures, only, report
 from muri_lab.benchmarks.job_runs import Run, running
 from muri_lab.benchmarks.runtime_process import BenchmarkError
