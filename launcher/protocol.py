@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from muri.clock import MIB
 from muri.errors import MuriError
-from muri.rendezvous import RUN_DIR_VARIABLE, RendezvousError
+from muri.files import RUN_DIR_VARIABLE, RendezvousError
 from muri.text import json_of
 
 VERSION: Final = 1

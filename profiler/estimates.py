@@ -15,8 +15,17 @@ from statistics import fmean, median
 from typing import Final, NamedTuple, Self
 
 from muri.clock import MIB_PER_GIB
-from muri.profiler import figures
-from muri.profiler.records import STAGES, Document, ProfileDetail, ProfileError, ProfileKey, StageProfile
+from muri.profiler.records import (
+    BANDWIDTH_MIB_PER_S,
+    GPU_COUNT,
+    STAGES,
+    TIME_S,
+    Document,
+    ProfileDetail,
+    ProfileError,
+    ProfileKey,
+    StageProfile,
+)
 from muri.profiler.store import ProfileStore
 
 log = logging.getLogger("muri.profiler")
@@ -46,10 +55,10 @@ class Bandwidth:
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
         for name, bounds, value in (
-            ("number of nodes", figures.GPU_COUNT, self.nodes),
-            ("number of ranks per node", figures.GPU_COUNT, self.ranks_per_node),
-            ("MiB/s", figures.BANDWIDTH_MIB_PER_S, self.mib_per_s),
-            ("latency", figures.TIME_S, self.latency_s),
+            ("number of nodes", GPU_COUNT, self.nodes),
+            ("number of ranks per node", GPU_COUNT, self.ranks_per_node),
+            ("MiB/s", BANDWIDTH_MIB_PER_S, self.mib_per_s),
+            ("latency", TIME_S, self.latency_s),
         ):
             if fault := bounds.fault(value):
                 raise ProfileError(f"bandwidth {self.name}: {name} {fault}")

@@ -27,9 +27,20 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, Final
 
-from muri.profiler import figures
 from muri.profiler.errors import FitError, InterferenceError
-from muri.profiler.records import RESOURCES, Document, ProfileKey, StageProfile
+from muri.profiler.records import (
+    ITERATION_S,
+    ITERATIONS,
+    RATIO,
+    RESOURCES,
+    SHARE,
+    TIME_S,
+    VARIATION,
+    Document,
+    ProfileKey,
+    StageProfile,
+    reproducible,
+)
 from muri.profiler.store import ProfileStore
 
 log = logging.getLogger("muri.profiler")
@@ -83,12 +94,12 @@ class Side:
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
         for name, bounds, value in (
-            ("time alone", figures.ITERATION_S, self.solo_s),
-            ("time side by side", figures.ITERATION_S, self.shared_s),
-            ("interference ratio", figures.RATIO, self.ratio),
-            ("spread", figures.VARIATION, self.spread or 0.0),
-            ("confidence", figures.SHARE, self.confidence),
-            ("number of iterations", figures.ITERATIONS, self.iterations),
+            ("time alone", ITERATION_S, self.solo_s),
+            ("time side by side", ITERATION_S, self.shared_s),
+            ("interference ratio", RATIO, self.ratio),
+            ("spread", VARIATION, self.spread or 0.0),
+            ("confidence", SHARE, self.confidence),
+            ("number of iterations", ITERATIONS, self.iterations),
         ):
             if fault := bounds.fault(value):
                 raise InterferenceError(f"{self.key}: {name} {fault}")
@@ -253,7 +264,7 @@ class LinearFit:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FitError(f"a stored fit is incomplete: {error!r}") from error
         for name, value in (("fixed_s", fixed_s), ("per_unit_s", per_unit_s)):
-            if fault := figures.TIME_S.fault(value):
+            if fault := TIME_S.fault(value):
                 raise FitError(f"a stored fit: {name} {fault}")
         return cls(fixed_s, per_unit_s, r_squared, residual_s, points)
 
@@ -278,7 +289,7 @@ def fit_line(points: Iterable[Point], what: str = "points") -> LinearFit:
     tiny = 1e-18 * float((times**2).sum())
     r_squared = 1 - squares / spread if spread > tiny else 1.0
     found = (float(fixed_s), float(slope) / scale, r_squared, math.sqrt(squares / len(kept)))
-    fixed_s, per_unit_s, r_squared, residual_s = map(figures.reproducible, found)
+    fixed_s, per_unit_s, r_squared, residual_s = map(reproducible, found)
     return LinearFit(fixed_s, per_unit_s, r_squared, residual_s, kept)
 
 
@@ -337,4 +348,4 @@ def overlap_exponent(profile: StageProfile) -> float | None:
 
     log_whole, part = math.log(profile.iteration_s / longer_s), shorter_s / longer_s
     inverse = brentq(lambda guess: guess * math.log1p(part ** (1 / guess)) - log_whole, _ROUNDING, 1.0)
-    return figures.reproducible(1 / inverse)
+    return reproducible(1 / inverse)

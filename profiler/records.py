@@ -1,14 +1,94 @@
-"""The stage profile of a model: how long one iteration holds each resource, and how much of it the stages explain."""
+"""The stage profile of a model: how long one iteration holds each resource, and which figures of training can be true.
+
+Figures come from scripts, comments of users and old files. One beyond its bounds is refused where it enters, so that
+nothing that computes with it overflows, divides by zero or exceeds what SQLite stores.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, Final, NamedTuple
 
 from muri.errors import UsageError
-from muri.profiler import figures
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the most that a figure can be."""
+
+    least: float  # The smallest value
+    most: float  # The largest value
+    unit: str = ""  # Unit of both, "" for plain numbers
+    whole: bool = False  # Whether only whole numbers count
+
+    def fault(self, value: object) -> str:
+        """Return what is wrong with a value, such as "is -1; it must be ≥ 0 s"; "" when it can be true."""
+        kind = Integral if self.whole else Real
+        if isinstance(value, bool) or not isinstance(value, kind):
+            found = repr(value)[:_LONGEST] if isinstance(value, (str, float)) else f"a {type(value).__name__}"
+            return f"is {found}; it must be a {'whole ' if self.whole else ''}number"
+        if isinstance(value, Integral) and abs(int(value)) > MOST_WHOLE:
+            return f"has over 15 digits; it must be ≤ {self._text(self.most)}"
+        number = float(value)
+        if math.isfinite(number) and self.least <= number <= self.most:
+            return ""
+        return f"is {value}; it must be {self._law(number)}"
+
+    def _law(self, number: float) -> str:
+        if (self.least, self.most) == (0, 1):
+            return "between 0 and 1"
+        if not math.isfinite(number):
+            return "> 0" if self.least > 0 else f"≥ {self._text(self.least)}"
+        if number > self.most:
+            return f"≤ {self._text(self.most)}"
+        return "> 0" if number <= 0 < self.least else f"≥ {self._text(self.least)}"
+
+    def _text(self, value: float) -> str:
+        return f"{value:g} {self.unit}".rstrip()
+
+
+_LONGEST: Final = 40
+
+MOST_WHOLE: Final = 2**53
+"""Larger whole numbers lose digits as floats; SQLite stores up to 2⁶³."""
+
+TIME_S: Final = Bounds(0, 86400, "s")
+"""A part of an iteration."""
+
+ITERATION_S: Final = Bounds(1e-9, 86400, "s")
+"""A whole iteration takes some time, and at most a day."""
+
+ITERATIONS: Final = Bounds(0, 10**12, whole=True)
+BATCH_SIZE: Final = Bounds(0, MOST_WHOLE, whole=True)
+GPU_COUNT: Final = Bounds(1, 10**6, whole=True)
+GPU_MEM_GIB: Final = Bounds(0, 10**5, "GiB")
+HOST_MEM_GIB: Final = Bounds(0, 10**6, "GiB")
+GRADIENT_MIB: Final = Bounds(0, 10**8, "MiB")
+CORES: Final = Bounds(0, 10**6)
+CPU_COUNT: Final = Bounds(1, 10**6, whole=True)
+VARIATION: Final = Bounds(0, 10**6)
+"""A coefficient of variation, or a spread as a share of its mean."""
+
+SHARE: Final = Bounds(0, 1)
+RATIO: Final = Bounds(1, 10**6)
+"""How many times as long something takes."""
+
+PER_SECOND: Final = Bounds(1 / 86400, 1e9)
+"""Iterations per second."""
+
+DATASET_GIB: Final = Bounds(1e-9, 1e9, "GiB")
+BATCH_MIB: Final = Bounds(1e-9, 1e9, "MiB")
+BANDWIDTH_MIB_PER_S: Final = Bounds(1e-6, 1e9, "MiB/s")
+
+
+def reproducible(value: float) -> float:
+    """Keep 12 digits of a fitted figure, as the last ones depend on the processor's linear algebra."""
+    return float(f"{value:.12g}")
+
 
 STAGES: Final = ("load", "preprocess", "propagate", "synchronize")
 """The stages of one training iteration, in the order in which they happen (Muri, section 2)."""
@@ -169,18 +249,18 @@ class ProfileDetail:
 PER_STAGE: Final = frozenset({"stage_p95_s", "stage_cv", "busy_s"})
 """Details with one figure for each stage."""
 
-_DETAIL_BOUNDS: Final[Mapping[str, figures.Bounds]] = {
-    "stage_p95_s": figures.TIME_S,
-    "stage_cv": figures.VARIATION,
-    "busy_s": figures.TIME_S,
-    "iteration_p95_s": figures.TIME_S,
-    "iteration_cv": figures.VARIATION,
-    "host_mem_gib": figures.HOST_MEM_GIB,
-    "cpu_cores": figures.CORES,
-    "gpu_utilisation": figures.SHARE,
-    "gradient_mib": figures.GRADIENT_MIB,
-    "confidence": figures.SHARE,
-    "warmup_iterations": figures.ITERATIONS,
+_DETAIL_BOUNDS: Final[Mapping[str, Bounds]] = {
+    "stage_p95_s": TIME_S,
+    "stage_cv": VARIATION,
+    "busy_s": TIME_S,
+    "iteration_p95_s": TIME_S,
+    "iteration_cv": VARIATION,
+    "host_mem_gib": HOST_MEM_GIB,
+    "cpu_cores": CORES,
+    "gpu_utilisation": SHARE,
+    "gradient_mib": GRADIENT_MIB,
+    "confidence": SHARE,
+    "warmup_iterations": ITERATIONS,
 }
 
 
@@ -205,8 +285,8 @@ class StageProfile:
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
         key = (
-            ("batch size", figures.BATCH_SIZE, self.key.batch_size),
-            ("number of GPUs", figures.GPU_COUNT, self.key.gpu_count),
+            ("batch size", BATCH_SIZE, self.key.batch_size),
+            ("number of GPUs", GPU_COUNT, self.key.gpu_count),
         )
         measured = fault_in(self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations)
         if fault := measured or _first_fault(key):
@@ -246,16 +326,16 @@ class StageProfile:
 
 def fault_in(stage_s: Sequence[float], iteration_s: float, gpu_mem_gib: float, iterations: int) -> str:
     """Return why the figures of a measurement cannot be true, "" when they can."""
-    checks = [(f"{stage} time", figures.TIME_S, value) for stage, value in zip(STAGES, stage_s)]
+    checks = [(f"{stage} time", TIME_S, value) for stage, value in zip(STAGES, stage_s)]
     checks += [
-        ("iteration time", figures.ITERATION_S, iteration_s),
-        ("GPU memory", figures.GPU_MEM_GIB, gpu_mem_gib),
-        ("number of iterations", figures.ITERATIONS, iterations),
+        ("iteration time", ITERATION_S, iteration_s),
+        ("GPU memory", GPU_MEM_GIB, gpu_mem_gib),
+        ("number of iterations", ITERATIONS, iterations),
     ]
     return _first_fault(checks)
 
 
-def _first_fault(checks: Iterable[tuple[str, figures.Bounds, float]]) -> str:
+def _first_fault(checks: Iterable[tuple[str, Bounds, float]]) -> str:
     return next((f"{name} {fault}" for name, bounds, value in checks if (fault := bounds.fault(value))), "")
 
 

@@ -18,9 +18,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from muri.clock import MIB_PER_GIB
-from muri.profiler import figures
 from muri.profiler.errors import SensitivityError
-from muri.profiler.records import Document
+from muri.profiler.records import (
+    BANDWIDTH_MIB_PER_S,
+    BATCH_MIB,
+    CPU_COUNT,
+    DATASET_GIB,
+    HOST_MEM_GIB,
+    PER_SECOND,
+    SHARE,
+    VARIATION,
+    Bounds,
+    Document,
+)
 
 MOST_POINTS: Final = 8
 """No job is measured more often than this (Synergy, section 3.1: 8 points instead of 24 × 10)."""
@@ -50,8 +60,8 @@ class Measured:
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
-        _refuse("a throughput (iterations/s)", figures.PER_SECOND, self.throughput)
-        _refuse("a throughput's spread", figures.VARIATION, self.spread)
+        _refuse("a throughput (iterations/s)", PER_SECOND, self.throughput)
+        _refuse("a throughput's spread", VARIATION, self.spread)
 
     @property
     def weight(self) -> float:
@@ -70,12 +80,12 @@ class Point:
 
     def __post_init__(self) -> None:
         """Refuse what no measurement can give, such as an old file's nonsense."""
-        _refuse("a number of CPUs", figures.CPU_COUNT, self.cpus)
-        _refuse("a throughput (iterations/s)", figures.PER_SECOND, self.throughput)
-        _refuse("a throughput's spread", figures.VARIATION, self.spread)
+        _refuse("a number of CPUs", CPU_COUNT, self.cpus)
+        _refuse("a throughput (iterations/s)", PER_SECOND, self.throughput)
+        _refuse("a throughput's spread", VARIATION, self.spread)
 
 
-def _refuse(name: str, bounds: figures.Bounds, value: float) -> None:
+def _refuse(name: str, bounds: Bounds, value: float) -> None:
     if fault := bounds.fault(value):
         raise SensitivityError(f"{name} {fault}")
 
@@ -244,10 +254,10 @@ class Dataset:
     def __post_init__(self) -> None:
         """Refuse figures that no dataset has."""
         for name, bounds in (
-            ("dataset_gib", figures.DATASET_GIB),
-            ("batch_mib", figures.BATCH_MIB),
-            ("storage_mib_per_s", figures.BANDWIDTH_MIB_PER_S),
-            ("overlap", figures.SHARE),
+            ("dataset_gib", DATASET_GIB),
+            ("batch_mib", BATCH_MIB),
+            ("storage_mib_per_s", BANDWIDTH_MIB_PER_S),
+            ("overlap", SHARE),
         ):
             if fault := bounds.fault(getattr(self, name)):
                 raise SensitivityError(f"{name} {fault}")
@@ -333,8 +343,8 @@ class SensitivityProfile:
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
         for name, bounds, value in (
-            ("saturating_cpus", figures.CPU_COUNT, self.cpu.saturating_cpus),
-            ("process_gib", figures.HOST_MEM_GIB, self.process_gib or 0),
+            ("saturating_cpus", CPU_COUNT, self.cpu.saturating_cpus),
+            ("process_gib", HOST_MEM_GIB, self.process_gib or 0),
         ):
             if fault := bounds.fault(value):
                 raise SensitivityError(f"sensitivity of {self.name!r}: {name} {fault}")

@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.profiler import figures
 from muri.profiler.exchange import to_dict
-from muri.profiler.records import Document, ProfileDetail, ProfileError, ProfileKey, StageProfile
+from muri.profiler.records import (
+    GPU_MEM_GIB,
+    ITERATIONS,
+    TIME_S,
+    Bounds,
+    Document,
+    ProfileDetail,
+    ProfileError,
+    ProfileKey,
+    StageProfile,
+)
 from muri.profiler.store_file import JournalMode, StoreFile
 from muri.text import json_of
 
@@ -119,9 +128,9 @@ class Observation:
 
     def __post_init__(self) -> None:
         """Refuse figures that no job reports."""
-        checks: list[tuple[figures.Bounds, float]] = [(figures.ITERATIONS, self.iterations)]
-        checks += [(figures.TIME_S, value) for value in self.stage_s]
-        checks += [(figures.GPU_MEM_GIB, self.gpu_mem_gib)] if self.gpu_mem_gib is not None else []
+        checks: list[tuple[Bounds, float]] = [(ITERATIONS, self.iterations)]
+        checks += [(TIME_S, value) for value in self.stage_s]
+        checks += [(GPU_MEM_GIB, self.gpu_mem_gib)] if self.gpu_mem_gib is not None else []
         for bounds, value in checks:
             if fault := bounds.fault(value):
                 raise ProfileError(f"a report of job {self.job_id} {fault}")

@@ -235,3 +235,23 @@ class SimulationModel:
     # Called with a policy's name and options before the first simulation; refuses what the model does not know with a
     # `UsageError` that lists the valid names
     check: Callable[[str, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulation of a sweep."""
+
+    label: str  # Its name in tables: that of the policy, unless several variants of one policy are run
+    trace: Trace
+    policy: str
+    cluster: Cluster
+    settings: Settings  # How to simulate, seed included
+    options: Mapping[str, Any] = field(default_factory=dict)  # Options of the policy
+    first: int | None = None  # Index of the first job that the metrics count (steady state); None: from the first job
+    last: int | None = None  # Index behind the last one; None: to the last job
+    with_spans: bool = False  # Whether to record the timeline of the groups
+
+    @property
+    def name(self) -> str:
+        """Its name among the runs of a sweep."""
+        return f"{self.trace.name}, {self.label}"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import entry_points
 from multiprocessing.queues import Queue
@@ -30,9 +29,10 @@ from muri.simulator.engine.nodes import Nodes
 from muri.simulator.engine.pace import Pace, Pairs, Speeds, pace_of, sensitivities_of
 from muri.simulator.engine.packing import PackedNodes, PackedWorld, crowding_of
 from muri.simulator.engine.world import World
-from muri.simulator.metrics import Metrics, metrics_of
+from muri.simulator.metrics import Outcome, metrics_of
 from muri.simulator.model import (
     Cluster,
+    Run,
     Settings,
     Simulation,
     SimulationError,
@@ -207,35 +207,6 @@ _END_WITHIN_S: Final = 10.0
 
 class SweepError(MuriError):
     """A run of a sweep could not be carried out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One simulation of a sweep."""
-
-    label: str  # Its name in tables: that of the policy, unless several variants of one policy are run
-    trace: Trace
-    policy: str
-    cluster: Cluster
-    settings: Settings  # How to simulate, seed included
-    options: Mapping[str, Any] = field(default_factory=dict)  # Options of the policy
-    first: int | None = None  # Index of the first job that the metrics count (steady state); None: from the first job
-    last: int | None = None  # Index behind the last one; None: to the last job
-    with_spans: bool = False  # Whether to record the timeline of the groups
-
-    @property
-    def name(self) -> str:
-        """Its name among the runs of a sweep."""
-        return f"{self.trace.name}, {self.label}"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of a run."""
-
-    run: Run
-    result: SimulationResult
-    metrics: Metrics
 
 
 def run_one(run: Run, progress: Callable[[float], None] | None = None) -> Outcome:

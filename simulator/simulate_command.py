@@ -85,9 +85,9 @@ def simulate(**given: Any) -> None:
     """
     from rich.console import Console
 
-    from muri.simulator.model import Settings
-    from muri.simulator.run import Run, progress_bar, sweep
-    from muri.simulator.summary import document_of, print_tables, summarise
+    from muri.simulator.metrics import document_of, print_tables, summarise
+    from muri.simulator.model import Run, Settings
+    from muri.simulator.run import progress_bar, sweep
 
     options = checked_options(given)
     cluster = cluster_of(given)

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from muri.clock import moment, text_of
 from muri.errors import MuriError
 from muri.policies.types import PlanJob, Policy
-from muri.profiler import figures
 from muri.profiler.drift import Drift, DriftRule, find_drift, is_due, measured_by_jobs
 from muri.profiler.dryrun.steadiness import certainty
 from muri.profiler.errors import CorruptStoreError, InterferenceError
@@ -32,7 +31,7 @@ from muri.profiler.interference import (
     ordered,
 )
 from muri.profiler.interference import put as put_pair
-from muri.profiler.records import STAGES, Document, ProfileKey, StageProfile
+from muri.profiler.records import GPU_COUNT, GPU_MEM_GIB, STAGES, Document, ProfileKey, StageProfile
 from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
 from muri.profiler.slowdown import SLOWDOWNS, SlowdownFit
 from muri.profiler.store import (
@@ -81,7 +80,7 @@ def observed(view: View) -> Iterator[tuple[ProfileKey, Observation]]:
             if report.iterations and len(report.stage_s) == len(STAGES):
                 key = profile_key(as_submitted(job, group.pilot), view.node_index)
                 use = job_use(group.pilot.reports.speeds, job.job_id)
-                held_gib = None if use is None or figures.GPU_MEM_GIB.fault(use.gpu_mem_gib) else use.gpu_mem_gib
+                held_gib = None if use is None or GPU_MEM_GIB.fault(use.gpu_mem_gib) else use.gpu_mem_gib
                 yield key, Observation(at, job.job_id, report.iterations, report.stage_s, held_gib)
 
 
@@ -341,7 +340,7 @@ def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:
     ):
         # A requeued member has no GPUs, nor has a pilot whose user took them from its request; and a user may ask for
         # billions: no profile is of so many.
-        if not figures.GPU_COUNT.fault(job.gpu_count):
+        if not GPU_COUNT.fault(job.gpu_count):
             yield cycle.key_of(job)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from engine_builders import CPU, GPU, NETWORK, STORAGE, job
 
-from muri.simulator.model import Cluster, Settings, Trace
-from muri.simulator.run import Run, run_one
-from muri.simulator.summary import TraceSummary, summarise
+from muri.simulator.metrics import TraceSummary, summarise
+from muri.simulator.model import Cluster, Run, Settings, Trace
+from muri.simulator.run import run_one
 from muri.simulator.traces.schema import write_trace
 
 KINDS = (STORAGE, CPU, GPU, NETWORK)

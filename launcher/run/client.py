@@ -12,12 +12,12 @@ from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
+from muri.files import RendezvousError, default_run_dir, verify_run_dir
 from muri.group_spec import Place
 from muri.launcher import protocol
 from muri.launcher.job.environment import attach_timeout_s, run_of, task_of
 from muri.launcher.job.scheduler import Membership
 from muri.launcher.script.checkpoint import conclude
-from muri.rendezvous import RendezvousError, default_run_dir, verify_run_dir
 
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STANDARD_FILES: Final = (0, 1, 2)

@@ -22,7 +22,7 @@ import click
 from muri import inherited
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
-from muri.files import PRIVATE_FILE, atomic_json
+from muri.files import PRIVATE_FILE, RendezvousError, atomic_json
 from muri.launcher.job.environment import (
     attach_timeout_s,
     hang_timeout_s,
@@ -48,7 +48,6 @@ from muri.launcher.script.hooks import AUTOMATIC_VARIABLE
 from muri.launcher.script.trace import require_writable
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
 from muri.pythons import PYTHON_VARIABLE, ScriptPython, script_python, with_library
-from muri.rendezvous import RendezvousError
 from muri.text import json_of
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)

@@ -25,8 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from muri.errors import MuriError, UsageError
+from muri.files import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
 from muri.launcher.job.scheduler import load_membership
-from muri.rendezvous import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
 from muri.terminal import PlainConsole, cell, say
 from muri.text import counted, json_of
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
-from muri.rendezvous import Newcomers
+from muri.files import Newcomers
 from muri.text import json_of
 
 logger = logging.getLogger("muri.launcher")

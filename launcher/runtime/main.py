@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from muri.errors import MuriError, UsageError
+from muri.files import default_run_dir
 from muri.group_spec import GroupSpec, read_group
 from muri.inherited import settle_own
 from muri.launcher.arbitration.arbiter import EVERYWHERE, Arbiter, PausingArbiter
@@ -33,7 +34,6 @@ from muri.launcher.script.trace import open_trace
 from muri.launcher.sessions.process_start import ChildStarter, Starter, StepStarter, supervised
 from muri.launcher.sessions.setup import has_gpu, take_short_turns, wait_without_spinning
 from muri.launcher.threads import SharedProcess, shared_process
-from muri.rendezvous import default_run_dir
 from muri.text import log_handler, printable_lines
 
 logger = logging.getLogger("muri.launcher")

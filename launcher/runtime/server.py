@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from muri.files import RendezvousError, make_run_dir
 from muri.group_spec import MemberSpec
 from muri.launcher import protocol
 from muri.launcher.arbitration.arbiter import Arbiter
@@ -24,7 +25,6 @@ from muri.launcher.sessions.process_session import ProcessSession, Start, share_
 from muri.launcher.sessions.setup import MemberSession
 from muri.launcher.threads import SharedProcess
 from muri.profiler.records import STAGES
-from muri.rendezvous import RendezvousError, make_run_dir
 
 logger = logging.getLogger("muri.launcher")
 

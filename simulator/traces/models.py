@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
-from muri.profiler.figures import reproducible
-from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.records import ProfileKey, StageProfile, reproducible
 from muri.simulator.traces.rows import TraceError
 from muri.text import yaml_of
 

@@ -19,11 +19,11 @@ import click
 
 from muri.clock import GIB, MIB
 from muri.errors import MuriError
+from muri.files import SITE_RUN_DIR
 from muri.profiler.errors import CorruptStoreError, StoreMissingError, StoreOutdatedError
 from muri.profiler.gpu_usage import check as why_no_gpu
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import existing_journal, exists, file_system_of, is_network, set_aside, set_aside_stores
-from muri.rendezvous import SITE_RUN_DIR
 from muri.slurm_plugin.cli import CONFIG_OPTION
 from muri.slurm_plugin.cli.doctor_slurm import (
     CORRECT,

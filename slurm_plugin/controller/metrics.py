@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from muri.clock import GIB, MIB
+from muri.files import Newcomers
 from muri.profiler.records import STAGES
-from muri.rendezvous import Newcomers
 from muri.slurm_plugin.controller.status import JobStatus, Status
 from muri.slurm_plugin.planning.decision import Decision
 from muri.slurm_plugin.planning.repairs import groups_by_pilot

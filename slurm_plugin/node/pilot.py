@@ -23,10 +23,10 @@ import click
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.commands import run_command
 from muri.errors import UsageError
+from muri.files import default_run_dir, make_run_dir
 from muri.group_spec import GroupSpec, read_group
 from muri.inherited import settle_own
 from muri.pythons import OLDEST_OF_THREADS, look_at, of_members
-from muri.rendezvous import default_run_dir, make_run_dir
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.node.pilot_watches import GroupReports, MemberWatch, NodeMonitor
 from muri.slurm_plugin.node.slurm_calls import state_of

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.clock import Clock, now_text
-from muri.files import atomic_json
+from muri.files import atomic_json, use_file
 from muri.group_spec import GroupSpec
 from muri.profiler.usage import Monitor
-from muri.rendezvous import use_file
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import growing_pauses, job_record, set_comment
 from muri.slurm_plugin.records import comment_tags as tags

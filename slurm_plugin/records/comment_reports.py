@@ -10,9 +10,19 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from muri.policies.siblings.horus_cost import MAX_RAISES
-from muri.profiler import figures
 from muri.profiler.dryrun.messages import READS, DryRunResult
-from muri.profiler.records import STAGES, JobUse, NodeUse, OneGpu, ProfileError, ProfileKey, StageProfile
+from muri.profiler.records import (
+    ITERATION_S,
+    ITERATIONS,
+    STAGES,
+    TIME_S,
+    JobUse,
+    NodeUse,
+    OneGpu,
+    ProfileError,
+    ProfileKey,
+    StageProfile,
+)
 from muri.profiler.sensitivity import CpuSensitivity, Point, monotone
 from muri.slurm_plugin.records import comment_tags as tags
 
@@ -317,9 +327,9 @@ def member_report(report: Mapping[str, Any] | None, job_id: int) -> MemberReport
 
 
 def _possible(report: MemberReport) -> MemberReport | None:
-    """Return the report if every figure is within the bounds of `muri.profiler.figures`."""
-    checks = [(figures.ITERATION_S, report.iteration_s), (figures.ITERATIONS, report.iterations or 0)]
-    checks += [(figures.TIME_S, value) for value in (*report.stage_s, *report.wait_s)]
+    """Return the report if every figure is within the bounds of `muri.profiler.records`."""
+    checks = [(ITERATION_S, report.iteration_s), (ITERATIONS, report.iterations or 0)]
+    checks += [(TIME_S, value) for value in (*report.stage_s, *report.wait_s)]
     whole = {len(report.stage_s), len(report.wait_s)} <= {0, len(STAGES)}
     named = report.discipline is None or isinstance(report.discipline, str)
     return report if whole and named and not any(bounds.fault(value) for bounds, value in checks) else None

@@ -16,8 +16,7 @@ from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, Final, Literal
 
-from muri.profiler import figures
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import GPU_COUNT, ProfileKey
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, NodeIndex, Snapshot
 from muri.slurm_plugin.records.comment_reports import JobReports, read_reports
@@ -226,7 +225,7 @@ def _read(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
     elif role is Role.OTHER and gate["gated"] and job.gpu_count and is_behind_licence(job) and not job.held:
         role = Role.NOT_OURS  # its AdminComment was changed: only Muri would open its gate
     served = not partitions or job.partition in partitions
-    if role is Role.CANDIDATE and (not served or figures.GPU_COUNT.fault(job.gpu_count)):
+    if role is Role.CANDIDATE and (not served or GPU_COUNT.fault(job.gpu_count)):
         role = Role.NOT_OURS
     return ManagedJob(
         **_record_of(job),

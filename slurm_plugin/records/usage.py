@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Literal
 
-from muri.profiler import figures
-from muri.profiler.records import STAGES
+from muri.profiler.records import STAGES, TIME_S
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import MemberReport
 
@@ -105,7 +104,7 @@ def parse_report(admin_comment: str) -> SharingReport | None:
         return None
     whole = {len(report.stage_s), len(report.wait_s)} <= {0, len(STAGES)}
     bounded = 0 <= report.gpu_s <= _MOST_GPU_S and 0 <= report.alone_s <= _MOST_GPU_S
-    faults = any(figures.TIME_S.fault(value) for value in (*report.stage_s, *report.wait_s))
+    faults = any(TIME_S.fault(value) for value in (*report.stage_s, *report.wait_s))
     return report if whole and bounded and not faults else None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from virtual_clock import VirtualClock
 
-from muri.rendezvous import Newcomers, default_run_dir, make_run_dir
+from muri.files import Newcomers, default_run_dir, make_run_dir
 
 
 def test_the_one_that_root_has_made_comes_first(tmp_path: Path) -> None:

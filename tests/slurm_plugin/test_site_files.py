@@ -9,7 +9,7 @@ import pytest
 from option_sources import JOB_SUBMIT_SOURCE, SPANK_SOURCE
 
 from muri.cli import cli
-from muri.rendezvous import SITE_RUN_DIR
+from muri.files import SITE_RUN_DIR
 from muri.slurm_plugin.cli.admin import controller
 from muri.slurm_plugin.config import Config, render_config
 

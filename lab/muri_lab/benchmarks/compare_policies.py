@@ -25,8 +25,8 @@ from typing import Any, Final
 import click
 
 from muri.errors import MuriError
-from muri.simulator.model import Cluster, Settings
-from muri.simulator.run import Run, run_one
+from muri.simulator.model import Cluster, Run, Settings
+from muri.simulator.run import run_one
 from muri.simulator.traces.read import read_trace
 from muri_lab.benchmarks import compare_policies_page as page
 from muri_lab.benchmarks.bars import Bar, keep, tell, verdict

@@ -29,7 +29,7 @@ def experiment(**given: Any) -> None:
       muri-lab experiment fig9 --traces traces --jobs 4 --out fig9
       muri-lab experiment my.yaml jobs.csv --json
     """
-    from muri.simulator.summary import document_of, summarise
+    from muri.simulator.metrics import document_of, summarise
     from muri_lab.experiments.experiment import find_traces, load_experiment, runs_of_experiment
     from muri_lab.experiments.page import Findings, markdown_page, write_experiment
 

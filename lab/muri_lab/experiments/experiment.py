@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from muri.errors import UsageError
 from muri.profiler.records import RESOURCES
-from muri.simulator.model import Cluster, Settings, Trace
-from muri.simulator.run import Run, check_policies
+from muri.simulator.model import Cluster, Run, Settings, Trace
+from muri.simulator.run import check_policies
 from muri.text import yaml_of
 from muri_lab.experiments.workloads import submitted_at_zero, with_bottlenecks
 

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from muri.files import whole_file
 from muri.profiler.records import RESOURCES
-from muri.simulator.metrics import duration
-from muri.simulator.summary import PolicySummary, TraceSummary
+from muri.simulator.metrics import PolicySummary, TraceSummary, duration
 from muri_lab.experiments.experiment import Experiment, Metric, Published, PublishedRange, Variant, published_runs
 from muri_lab.report.html import Cell, page, table
 from muri_lab.report.write import write_files, written_to

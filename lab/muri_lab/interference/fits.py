@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, NamedTuple
 
-from muri.profiler import figures
 from muri.profiler.errors import FitError
 from muri.profiler.estimates import estimated
 from muri.profiler.interference import (
@@ -21,7 +20,7 @@ from muri.profiler.interference import (
     known_pairs,
     ordered,
 )
-from muri.profiler.records import ProfileKey, StageProfile, owned_name
+from muri.profiler.records import RATIO, ProfileKey, StageProfile, owned_name, reproducible
 from muri.profiler.slowdown import Parabola, Slowdown, SlowdownFit
 from muri.profiler.store import ProfileStore
 
@@ -62,7 +61,7 @@ def fit_slowdown(points: Iterable[PairPoint]) -> SlowdownFit:
     share = percent / most  # so that all columns are of one magnitude
     (constant, linear, square), _ = nnls(np.column_stack([np.ones_like(share), share, share**2]), ratio)
     found = (constant, linear / most, square / most**2)
-    curve = Parabola(*(figures.reproducible(float(value)) for value in found))
+    curve = Parabola(*(reproducible(float(value)) for value in found))
     if curve(most) - curve(least) < _LEAST_RISE:
         raise FitError("the measured pairs are not slower where they use more of the GPU; no curve explains them")
     return SlowdownFit(curve, r_squared(curve, kept), len(kept) // 2, least, most)
@@ -74,13 +73,13 @@ def r_squared(curve: Parabola | Slowdown, points: Iterable[tuple[float, float]])
     mean = math.fsum(ratio for _, ratio in pairs) / len(pairs)
     left = math.fsum((ratio - curve(percent)) ** 2 for percent, ratio in pairs)
     spread = math.fsum((ratio - mean) ** 2 for _, ratio in pairs)
-    return figures.reproducible(1 - left / spread) if spread else 1.0
+    return reproducible(1 - left / spread) if spread else 1.0
 
 
 def _checked(points: Iterable[PairPoint]) -> list[PairPoint]:
     kept = sorted(points)
     for point in kept:
-        if not (math.isfinite(point.percent) and point.percent >= 0) or figures.RATIO.fault(point.ratio):
+        if not (math.isfinite(point.percent) and point.percent >= 0) or RATIO.fault(point.ratio):
             raise FitError(f"a pair with {point.percent} % use and {point.ratio} times the time cannot be true")
     pairs = len(kept) // 2
     if pairs < LEAST_PAIRS:

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from muri.files import whole_file
 from muri.profiler.records import RESOURCES
+from muri.simulator.metrics import PolicySummary, TraceSummary
 from muri.simulator.model import SimulationResult
-from muri.simulator.summary import PolicySummary, TraceSummary
 from muri_lab.report import series
 from muri_lab.report.series import Curve, color, time_unit
 

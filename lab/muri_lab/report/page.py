@@ -8,9 +8,8 @@ from typing import Any, Final
 import plotly.graph_objects as go
 
 from muri.profiler.records import RESOURCES
-from muri.simulator.metrics import count, duration, percent, ratio
+from muri.simulator.metrics import PolicySummary, TraceSummary, count, duration, percent, ratio
 from muri.simulator.model import Settings, SimulationResult
-from muri.simulator.summary import PolicySummary, TraceSummary
 from muri.text import counted
 from muri_lab.report import series
 from muri_lab.report.html import Cell, page, plot_script, table

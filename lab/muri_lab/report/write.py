@@ -10,8 +10,8 @@ from typing import Any, Final
 from muri.errors import MuriError
 from muri.files import whole_file
 from muri.pythons import THE_LAB
+from muri.simulator.metrics import TraceSummary, document_of
 from muri.simulator.model import JobRecord
-from muri.simulator.summary import TraceSummary, document_of
 
 _JOB_COLUMNS: Final = (
     "trace", "policy", "seed", "job_id", "user", "model", "gpu_count", "submit_s", "start_s", "end_s", "jct_s", "run_s",

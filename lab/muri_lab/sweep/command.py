@@ -17,8 +17,8 @@ from muri.simulator.simulate_command import AMOUNT, checked_options, cluster_of,
 
 if TYPE_CHECKING:
     from muri.policies.traits import PairSpeed
-    from muri.simulator.model import Settings, Trace
-    from muri.simulator.run import Outcome, Run
+    from muri.simulator.metrics import Outcome
+    from muri.simulator.model import Run, Settings, Trace
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 _SETTINGS: Final = (
@@ -113,7 +113,7 @@ def sweep(**given: Any) -> None:
     The table of --interference has a line for each pair of models, with the columns job_a, job_b, solo_a_iters_per_s,
     solo_b_iters_per_s, speed_a_fraction and speed_b_fraction.
     """
-    from muri.simulator.summary import document_of, print_tables, summarise
+    from muri.simulator.metrics import document_of, print_tables, summarise
 
     check_how_it_runs(given)
     summaries = summarise(carry_out(given, _runs_of(given)))
@@ -161,7 +161,7 @@ def carry_out(given: Mapping[str, Any], runs: "Sequence[Run]") -> "tuple[Outcome
 
 def _runs_of(given: Mapping[str, Any]) -> "tuple[Run, ...]":
     """The sweep: traces × policies × seeds, in this order."""
-    from muri.simulator.run import Run
+    from muri.simulator.model import Run
 
     options, cluster, out = checked_options(given), cluster_of(given), given["out"]
     _check_model(given)

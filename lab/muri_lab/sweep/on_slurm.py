@@ -9,7 +9,9 @@ from typing import Any, Final
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.pythons import THE_LAB
-from muri.simulator.run import Outcome, Run, SweepError, Watch, run_one
+from muri.simulator.metrics import Outcome
+from muri.simulator.model import Run
+from muri.simulator.run import SweepError, Watch, run_one
 from muri.text import yaml_of
 
 _DEFAULTS: Final = {"job_name": "muri-simulate", "time": 240, "cpus_per_task": 1}

@@ -9,8 +9,8 @@ from browser import visit
 from sweep_builders import small_trace, trace_file
 
 from muri.commands import run_command
+from muri.simulator.metrics import summarise
 from muri.simulator.run import run_one
-from muri.simulator.summary import summarise
 from muri_lab.experiments.command import experiment as command
 from muri_lab.experiments.experiment import (
     ExperimentError,

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sweep_builders import CLUSTER, runs, small_trace, summary
 
+from muri.simulator.metrics import TraceSummary, summarise
 from muri.simulator.model import Cluster, GroupSpan, SimulationResult
 from muri.simulator.run import sweep
-from muri.simulator.summary import TraceSummary, summarise
 from muri_lab.report import series
 from muri_lab.report.html import page
 from muri_lab.report.images import safe_name

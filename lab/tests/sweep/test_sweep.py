@@ -8,9 +8,9 @@ from polling import until
 from sweep_builders import CLUSTER, runs, small_trace
 
 from muri.errors import MuriError
+from muri.simulator.metrics import Outcome, document_of, summarise
 from muri.simulator.model import Cluster, SimulationError
-from muri.simulator.run import Outcome, SweepError, sweep
-from muri.simulator.summary import document_of, summarise
+from muri.simulator.run import SweepError, sweep
 from muri_lab.sweep.on_slurm import sweep_on_slurm
 
 WALL_CLOCK = {"wall_s", "decision_mean_s", "decision_p99_s"}

@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 from launcher_harness import Launcher, ends
 
+from muri.files import RendezvousError, make_run_dir
 from muri.launcher import protocol
 from muri.launcher.protocol import AttachRequest, ProtocolError
 from muri.launcher.run import command
 from muri.launcher.run.command import PythonLine
 from muri.launcher.runtime.server import Server
 from muri.pythons import own_python
-from muri.rendezvous import RendezvousError, make_run_dir
 
 
 def test_run_dir_is_made_private_and_that_of_another_user_is_refused(

@@ -15,10 +15,8 @@ from muri.policies.traits import BatchModel, PairSpeed
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Policy, Sharer, Waiting
 from muri.profiler.slowdown import published_slowdown
 from muri.simulator import run as run_module
-from muri.simulator.metrics import metrics_of
-from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.run import Outcome, Run
-from muri.simulator.summary import TraceSummary, summarise, table_of
+from muri.simulator.metrics import Outcome, TraceSummary, metrics_of, summarise, table_of
+from muri.simulator.model import Cluster, Run, Settings, SimulationError, SimulationResult, Trace, TraceJob
 
 Planner = Callable[[PlanRequest], Iterable[Sharer]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from polling import DEADLINE_S, until
 
-from muri.rendezvous import use_file
+from muri.files import use_file
 from muri.slurm_plugin.node import pilot_watches
 from muri.slurm_plugin.node.pilot_watches import NodeMonitor, script_pids
 

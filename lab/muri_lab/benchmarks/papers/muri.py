@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from muri.profiler.records import RESOURCES
+from muri.simulator.metrics import TraceSummary, summarise
 from muri.simulator.model import Trace
 from muri.simulator.run import sweep
-from muri.simulator.summary import TraceSummary, summarise
 from muri.simulator.traces.read import read_trace
 from muri_lab.benchmarks.papers.frame import ROOT, Curve, Experiment, MissingDataError, Outcome, Row
 from muri_lab.experiments.experiment import Experiment as SimulatorExperiment
