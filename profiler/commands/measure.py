@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from muri.clock import now_text
-from muri.profiler.commands.options import (
+from muri.profiler.commands.stored import (
     console,
     echo_json,
     json_option,

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from muri.profiler.commands.options import (
+from muri.profiler.commands.stored import (
     author,
     complete_gpu_type,
     complete_model,

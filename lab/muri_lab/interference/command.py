@@ -15,7 +15,7 @@ from rich.text import Text
 
 from muri.clock import age, now_text
 from muri.errors import UsageError
-from muri.profiler.commands.options import (
+from muri.profiler.commands.stored import (
     console,
     echo_json,
     json_option,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from muri.profiler.commands.options import console, echo_json, json_option, open_store, store_option, wanted_options
+from muri.profiler.commands.stored import console, echo_json, json_option, open_store, store_option, wanted_options
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.estimates import ProfileEstimate, estimated
 from muri.profiler.exchange import to_dict

@@ -8,7 +8,7 @@ import pytest
 from profile_builders import make_profile
 from profile_commands import invoke, use_own_store
 
-from muri.profiler.commands.options import user_name
+from muri.profiler.commands.stored import user_name
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
 
