@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, Final
 
 import click
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -256,28 +256,39 @@ class _Status(_Part):
     fault: _Reason | None = None
 
 
+def _or_none(value: Any, read: Callable[[Any], Any]) -> Any:
+    """Return a part of the node's use, None for a malformed one, so that it hides none of the others."""
+    with contextlib.suppress(ValidationError):
+        return read(value)
+    return None
+
+
+_OR_NONE: Final = WrapValidator(_or_none)
+_Measured = Annotated[_Figure | None, _OR_NONE]
+
+
 class _Usage(_Part):
-    cpu_cores: _Figure | None = None
-    mem_gib: _Figure | None = None
-    disk_mib_per_s: _Figure | None = None
-    network_mib_per_s: _Figure | None = None
-    gpu_utilisation: _Figure | None = None
-    gpu_mem_gib: _Figure | None = None
+    cpu_cores: _Measured = None
+    mem_gib: _Measured = None
+    disk_mib_per_s: _Measured = None
+    network_mib_per_s: _Measured = None
+    gpu_utilisation: _Measured = None
+    gpu_mem_gib: _Measured = None
 
 
 class _Gpu(_Part):
-    utilisation: _Figure | None = None
-    mem_gib: _Figure | None = None
+    utilisation: _Measured = None
+    mem_gib: _Measured = None
 
 
 class _Node(_Usage):
-    cpu_count: _Whole | None = None
-    gpus: Annotated[dict[_Text, _Gpu], Field(max_length=MOST_ROWS)] = Field(default_factory=dict)
+    cpu_count: Annotated[_Whole | None, _OR_NONE] = None
+    gpus: Annotated[dict[_Text, Annotated[_Gpu | None, _OR_NONE]] | None, _OR_NONE] = None
 
 
 class _Use(_Part):
     node: _Node
-    jobs: dict[_Text, _Usage] = Field(default_factory=dict)
+    jobs: Annotated[dict[_Text, Annotated[_Usage | None, _OR_NONE]] | None, _OR_NONE] = None
 
 
 def _checked(status: Any) -> dict[str, Any]:
@@ -521,14 +532,14 @@ def _use_table(status: Mapping[str, Any]) -> list[RenderableType]:
         return []
     table = _table("USE", "CPU", "MEM GIB", "DISK MIB/S", "NET MIB/S", "GPU", "GPU GIB")
     for name in status["members"]:
-        job = use.jobs.get(name, _Usage())
+        job = (use.jobs or {}).get(name) or _Usage()
         table.add_row(cell(name), *_host_cells(job), _share(job.gpu_utilisation), _number(job.gpu_mem_gib))
-    node, gpus = use.node, use.node.gpus
-    gpu = next(iter(gpus.values())) if len(gpus) == 1 else _Gpu()
+    node, gpus = use.node, [(name, gpu) for name, gpu in (use.node.gpus or {}).items() if gpu][:MOST_ROWS]
+    gpu = gpus[0][1] if len(gpus) == 1 else _Gpu()
     cores, *rest = _host_cells(node)
     cores += f"/{node.cpu_count}" if node.cpu_count else ""
     table.add_row("node", cores, *rest, _share(gpu.utilisation), _number(gpu.mem_gib))
-    for name, gpu in gpus.items() if len(gpus) > 1 else ():
+    for name, gpu in gpus if len(gpus) > 1 else ():
         table.add_row(cell(f"gpu {name}"), *[""] * 4, _share(gpu.utilisation), _number(gpu.mem_gib))
     return [table]
 

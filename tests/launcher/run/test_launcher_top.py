@@ -93,6 +93,16 @@ def test_use_of_members_and_node_fits_80_columns() -> None:
     assert rows(text)["node"] == ["12.3/64", "123", "99999", "1.0", "74%", "60.0"]
 
 
+def test_a_malformed_part_of_the_use_hides_no_other() -> None:
+    node = {"cpu_cores": 1.5, "cpu_count": "x", "mem_gib": 10**400, "gpus": {"0": {"utilisation": 0.5}, "1": 1}}
+    use = {"node": node, "jobs": {"10000000": {"cpu_cores": True, "mem_gib": 3.4}, "10000001": 1}}
+    members = {name: member() for name in ("10000000", "10000001")}
+    text = rows(shown(GroupView(Path("s"), status(**members) | {"use": use}, 0.5)))
+    assert text["10000000"] == ["-", "3.4", *"----"]
+    assert text["10000001"] == [*"------"]
+    assert text["node"] == ["1.5", *"---", "50%", "-"]
+
+
 def test_a_group_that_0_2_started_is_shown_too(tmp_path: Path) -> None:
     old = {name: value for name, value in status().items() if name != "pilot_job"} | {"host_job": "4711"}
     (tmp_path / "host-7.json").write_text(json.dumps(old))
