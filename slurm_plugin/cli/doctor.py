@@ -110,18 +110,19 @@ def _set_aside(config_file: Path | None, store: Path | None, yes: bool, as_json:
     config = read_config(config_file)
     path = store or profiles_path(config)
     place, damage = None, _damage(path)
-    if damage:
-        question = f"{path} is damaged ({damage}). Rename it, so that models are measured again?"
-        if not yes and not click.confirm(question, err=True):
-            click.echo("Nothing was changed.", err=True)
-            click.get_current_context().exit(1)
+    question = f"{path} is damaged ({damage}). Rename it, so that models are measured again?"
+    is_refused = bool(damage) and not yes and not click.confirm(question, err=True)
+    if damage and not is_refused:
         place = _renamed(path, config)
     if as_json:
         click.echo(json.dumps({"set_aside": None if place is None else str(place)}))
     elif place is not None:
         click.echo(f"set aside as {place}; save what is left of it with `sqlite3 {place} .recover`")
-    else:
+    elif not is_refused:
         click.echo(f"{path} is whole; nothing to set aside")
+    if is_refused:
+        click.echo("Nothing was changed.", err=True)
+        click.get_current_context().exit(1)
 
 
 def _renamed(path: Path, config: Config) -> Path:
@@ -198,21 +199,26 @@ def examine_state_dir(path: Path) -> Finding:
     try:
         if not path.exists():
             return warning(_STATE, f"there is no {path} yet", "the controller's first cycle makes it")
-        return next(_judge_state_dir(path, user_name(path.stat().st_uid)))
+        owner = user_name(path.stat().st_uid)
     except PermissionError:
-        return next(_judge_state_dir(path, "another user"))
+        return _not_of_root(path, "another user")
+    return next(_judge_state_dir(path, owner))
+
+
+def _not_of_root(path: Path, owner: str) -> Finding:
+    remedy = f"chown -R root {path}, and run the controller as root: only root may submit for users"
+    return problem(_STATE, f"{path} belongs to {owner}, not to root", remedy)
 
 
 def _judge_state_dir(path: Path, owner: str) -> Iterator[Finding]:
-    """Yield all findings, the gravest first."""
-    if owner != "root":
-        remedy = f"chown -R root {path}, and run the controller as root: only root may submit for users"
-        yield problem(_STATE, f"{path} belongs to {owner}, not to root", remedy)
+    """Yield all findings, the gravest first; a wrong place before its owner, as `chown -R` is no remedy for it."""
     if not path.is_dir():
         yield problem(_STATE, f"{path} is not a directory", "move it away, or set state_dir to a directory")
     if path.is_symlink():
         remedy = "set state_dir to the place that it leads to; the controller refuses links"
         yield problem(_STATE, f"{path} is a link", remedy)
+    if owner != "root":
+        yield _not_of_root(path, owner)
     entries = path.iterdir() if os.access(path, os.R_OK | os.X_OK) else ()
     if foreign := sorted(entry.name for entry in entries if entry.lstat().st_uid != 0):
         remedy = f"chown {owner} them: a controller that runs as {owner} cannot write them"

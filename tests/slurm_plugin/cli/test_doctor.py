@@ -104,6 +104,8 @@ def test_set_aside_asks(capsys, damaged, monkeypatch):
     code, _, error = doctor(capsys, "--set-aside")
     assert (code, damaged.exists()) == (1, True)
     assert "Nothing was changed" in error
+    code, output, error = doctor(capsys, "--set-aside", "--json")
+    assert (code, json.loads(output), "Nothing was changed" in error) == (1, {"set_aside": None}, True)
 
 
 def test_set_aside_does_not_pull_the_store_from_under_a_controller(capsys, damaged, state_dir):
@@ -195,6 +197,7 @@ def test_each_finding_has_its_level_and_says_what_to_do(finding, level):
         (lambda path: path.rmdir(), Level.WARNING, "there is no"),
         (lambda path: (path.rmdir(), path.touch()), Level.PROBLEM, "is not a directory"),
         (lambda path: (path.rename(f"{path}1"), path.symlink_to(f"{path}1")), Level.PROBLEM, "is a link"),
+        (lambda path: (path.rmdir(), path.touch(), os.chown(path, 4711, -1)), Level.PROBLEM, "is not a directory"),
         (lambda path: os.chown(path, 4711, -1), Level.PROBLEM, "belongs to 4711, not to root"),
         (lambda path: path.chmod(0o755), Level.WARNING, "others may enter"),
         (lambda path: ((path / "x").touch(), os.chown(path / "x", 4711, -1)), Level.WARNING, "not owned by root"),
