@@ -1,6 +1,7 @@
 """Runs Slurm's commands: their environment, time limit, output, and the meaning of their failures."""
 
 import errno
+import logging
 import os
 import selectors
 import signal
@@ -23,11 +24,14 @@ from muri.slurm_plugin.gateway.base import (
     slurm_error,
 )
 
+log = logging.getLogger(__name__)
+
 MOST_OUTPUT: Final = 256 * 1024 * 1024
 """Bytes. The records of 10,000 ordinary jobs of Slurm 26.05 take 80 MiB; this much takes 512 MiB to read and parse."""
 
 _MOST_ERRORS: Final = 64 * 1024
 _AT_ONCE: Final = 1024 * 1024
+_SHOWN_OF_DROPPED: Final = 12  # Bytes that tell which line it was; a job's begins with its id
 
 
 class TooMuchOutputError(Exception):
@@ -53,7 +57,7 @@ class Collected:
 
 
 class LinesWith:
-    """Takes only lines that hold a word; a line that is longer than the limit is dropped."""
+    """Takes only lines that hold a word; a line that is longer than the limit is dropped, with a warning."""
 
     def __init__(self, word: bytes, longest: int) -> None:
         self._found = Collected()
@@ -81,10 +85,13 @@ class LinesWith:
 
     def _add(self, part: bytes) -> None:
         self._skips = self._skips or len(self._rest) + len(part) > self._longest
-        self._rest += b"" if self._skips else part
+        self._rest += part[: max(0, _SHOWN_OF_DROPPED - len(self._rest))] if self._skips else part
 
     def _end_line(self) -> None:
-        if not self._skips and self._word in self._rest:
+        if self._skips:
+            begin = decoded(self._rest[:_SHOWN_OF_DROPPED])
+            log.warning("a line of more than %d bytes is left out, which begins with %r", self._longest, begin)
+        elif self._word in self._rest:
             self._found.take(bytes(self._rest) + b"\n")
         self._rest.clear()
         self._skips = False

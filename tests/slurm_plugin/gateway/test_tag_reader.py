@@ -77,6 +77,7 @@ def test_long_licenses_and_tags_are_read_whole():
     assert [(job.licenses, job.admin_comment) for job in jobs] == [(licenses, comment), ("", "muri:on")]
 
 
-def test_a_line_of_a_monstrous_length_is_left_out():
-    huge = line(1, "None", "muri:on", Licenses="x:1," * 2_000_000)
+def test_a_line_of_a_monstrous_length_is_left_out_with_a_warning(caplog):
+    huge = line(4711, "None", "muri:on", Licenses="x:1," * 2_000_000)
     assert [job.job_id for job in read_tagged_jobs(Commands(huge, line(2, "None", "muri:on"))).jobs] == [2]
+    assert "left out, which begins with '4711<" in caplog.text
