@@ -107,7 +107,10 @@ class SitePolicy:
         try:
             factory = self.entry_point.load()
         except Exception as error:  # whatever a site's module raises while it is imported
-            raise self._error(f"{type(error).__name__}: {error}") from error
+            problem = f"{type(error).__name__}: {error}"
+            if isinstance(error, ImportError) and (error.name or "").startswith("muri."):
+                problem += "; QueuePolicy is in muri.policies.schedulers, PriorityKey in muri.policies.types"
+            raise self._error(problem) from error
         if not callable(factory):
             raise self._error(f"it is a {type(factory).__name__}, not a class or function")
         return cast(PolicyFactory, factory)

@@ -243,6 +243,7 @@ def test_the_documented_policy_plans_as_it_says():
 
 BROKEN = {
     "missing": ("gone:Policy", "ModuleNotFoundError"),
+    "moved": ("moved:Policy", "QueuePolicy is in muri.policies.schedulers, PriorityKey in muri.policies.types"),
     "raises": ("raising:Policy", "ZeroDivisionError"),
     "attribute": ("fine:Nothing", "AttributeError"),
     "number": ("fine:NUMBER", "it is a int"),
@@ -258,6 +259,7 @@ def broken(tmp_path):
     targets = {name: target for name, (target, _) in BROKEN.items()}
     metadata_of(tmp_path, "acme-policies", "2.1", fifo="gone:Policy", ours="fine:A", **targets)
     metadata_of(tmp_path, "other-policies", ours="fine:B")
+    (tmp_path / "moved.py").write_text("from muri.policies.schedulers.base import QueuePolicy as Policy\n")
     (tmp_path / "raising.py").write_text("1 / 0\n")
     (tmp_path / "fine.py").write_text(
         "from muri.policies.types import Policy\n\nNUMBER = 3\n\n"

@@ -43,6 +43,7 @@ def test_a_key_that_is_no_number_is_refused_rather_than_sorted_anyhow():
         ([runs(make_job(1, restart_s=float("nan")))], "job 1: restart_s is nan; it must be a finite number ≥ 0"),
         ([runs(make_job(1, waiting_since_s=-1.0))], "job 1: waiting_since_s is -1.0"),
         ([runs(make_job(1), NodeShare("n1", 1, (0, 1)))], r"job 1 holds 1 GPUs of n1 but gpu_ids is \(0, 1\)"),
+        ([runs(make_job(1, gpu_count=2), NodeShare("n1", 2, (1, 1, 2)))], r"gpu_ids is \(1, 1, 2\); name each one"),
         (
             [runs(make_job(n), NodeShare("n1", 1, (0,))) for n in (1, 2)],
             "GPU 0 is held by job 2 and by another running job",
