@@ -18,6 +18,7 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.gathered import gather
 from muri.slurm_plugin.planning.placement import Places
+from muri.slurm_plugin.planning.request import plan_job
 from muri.slurm_plugin.planning.running import why_no_room
 from muri.slurm_plugin.planning.slurm_requests import group_spec
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
@@ -90,8 +91,8 @@ def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
 
 
 def test_what_was_promised_stays_so_when_the_site_promises_less():
-    cycle = cycle_of(group("m1", promise=0.7), grouping={"min_speed": 0.0})
-    assert gather(cycle).known[2000].min_speed == 0.7
+    cycle = gather(cycle_of(group("m1", promise=0.7), grouping={"min_speed": 0.0}))
+    assert plan_job(cycle.known[2000], "main", cycle).min_speed == 0.7
 
 
 def test_what_a_policy_of_the_site_plans_too_slow_is_refused():
