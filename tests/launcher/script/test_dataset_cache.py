@@ -94,6 +94,13 @@ def test_every_epoch_after_the_first_hits_for_the_same_items(samples, workers, p
     assert cached.used_gib <= cached.gib
 
 
+def test_a_single_kept_item_is_not_looked_up_as_a_batch(samples, monkeypatch):
+    cached = cache(samples, gib=1)
+    first = cached[0]
+    monkeypatch.setattr(dataset_cache.CachedDataset, "_items_of", None)
+    assert torch.equal(cached[0][0], first[0])
+
+
 def test_a_spawned_worker_shares_it_too():
     cached = cache([b"zero", b"one"], gib=0.1)
     worker = multiprocessing.get_context("spawn").Process(target=operator.getitem, args=(cached, 1))
