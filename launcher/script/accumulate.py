@@ -40,8 +40,13 @@ class accumulate:
     Args:
         steps: Number of micro-batches; None leaves it to the scheduler.
 
+    Attributes:
+        steps: That number. A batch with fewer samples is split into as many as it has.
+        share: Samples of the current micro-batch over those of its batch.
+        loss: Loss of the last batch, detached: its micro-batches' by share, as far as `backward` was given them.
+
     Raises:
-        AccumulateError: `steps` must be a whole number of 1 or more.
+        AccumulateError: `steps` is not a whole number of 1 or more.
     """
 
     def __init__(self, steps: int | None = None) -> None:
@@ -49,9 +54,8 @@ class accumulate:
             raise AccumulateError(f"muri.accumulate({steps!r}): give a whole number of 1 or more, or nothing")
         if steps is None:
             leaves_steps_to_scheduler.set()
-        self.steps = chosen_steps() if steps is None else steps  # a batch with fewer samples has as many parts
-        self.share = 1.0  # samples of the current micro-batch over those of its batch
-        # Loss of the last batch, detached: its micro-batches' by share, as far as `backward` was given them.
+        self.steps = chosen_steps() if steps is None else steps
+        self.share = 1.0
         self.loss: Any = None
         distributed = getattr(sys.modules.get("torch"), "distributed", None)
         if self.steps > 1 and distributed is not None and distributed.is_available() and distributed.is_initialized():

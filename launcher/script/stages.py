@@ -32,10 +32,15 @@ from muri.text import nearest
 
 
 class Lease(NamedTuple):
-    """Whether a job may go on."""
+    """Whether a job may go on.
 
-    renewed: bool = True  # False: asked to stop, so it is saved and ended at the end of this training iteration
-    revocable: bool = False  # the script has called `muri.checkpoint`; Muri stops no job without one
+    Attributes:
+        renewed: False once the job was asked to stop: it is saved and ended at the end of this training iteration.
+        revocable: Whether the script has called `muri.checkpoint`. Muri stops no job without one.
+    """
+
+    renewed: bool = True
+    revocable: bool = False
 
 
 logger = logging.getLogger("muri.launcher")
