@@ -338,7 +338,7 @@ def _place_behind(job: ManagedJob, ahead: Sequence[ManagedJob]) -> Place | None:
     nice = job.nice + job.priority - lowest + 1
     was_in_vain = job.place is not None and job.place.nice not in {job.nice, job.place.own_nice}
     if lowest > 1 and nice <= _MOST_NICE and not was_in_vain:
-        return Place(own_nice, nice)
+        return Place(own_nice, nice, "")
     return Place(own_nice, own_nice, ",".join(sorted(map(_start_of, passed))))
 
 

@@ -105,7 +105,7 @@ class Place:
 
     own_nice: int  # Its user's nice value
     nice: int  # Muri's
-    dependency: str = ""
+    dependency: str  # Muri's, "" for none
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,11 +107,11 @@ KEPT = task(10, "3-9", priority=500)
     ("kept", "place"),
     [
         (KEPT, None),  # the record of several tasks comes last
-        (replace(KEPT, priority=700), Place(0, 201)),
-        (replace(KEPT, priority=700, nice=50), Place(50, 251)),
-        (task(12, "1", priority=500), Place(0, 1)),
+        (replace(KEPT, priority=700), Place(0, 201, "")),
+        (replace(KEPT, priority=700, nice=50), Place(50, 251, "")),
+        (task(12, "1", priority=500), Place(0, 1, "")),
         (task(12, "3", priority=500), None),
-        (task(12, "3", priority=500, submit_s=ALONE.submit_s - 1), Place(0, 1)),
+        (task(12, "3", priority=500, submit_s=ALONE.submit_s - 1), Place(0, 1, "")),
         (task(12, "1", priority=500, begin_s=NOW_S + 60), None),  # Slurm does not look at it
         (task(12, "1", priority=500, dependency="afterok:7"), None),
         (task(12, "1", priority=0, held=True, reason="JobHeldUser"), None),
@@ -135,7 +135,7 @@ def test_where_a_nice_value_does_nothing_a_task_waits_for_its_siblings_start() -
     member = replace(member, admin_comment=f"{member.admin_comment} {MEMBER}")
     waits = Place(0, 0, "after:10_2,after:10_4")
     assert list(stand_backs(cycle_of(*least, member).view, (), ())) == [StandBack(12, waits)]
-    fixed = placed(task(12, "1", priority=500), Place(0, 1), nice=0, priority=500)  # by an administrator
+    fixed = placed(task(12, "1", priority=500), Place(0, 1, ""), nice=0, priority=500)  # by an administrator
     assert list(stand_backs(cycle_of(fixed, ALONE).view, (), ())) == [StandBack(12, Place(0, 0, "after:10_2"))]
     back = placed(least[0], waits)
     assert list(stand_backs(cycle_of(back, least[1]).view, (), ())) == []
@@ -149,7 +149,7 @@ def test_where_a_nice_value_does_nothing_a_task_waits_for_its_siblings_start() -
 
 
 def test_a_task_that_muri_no_longer_keeps_back_stands_where_slurm_has_it() -> None:
-    freed = let_go(placed(task(12, "1", priority=500, nice=7), Place(7, 50)))
+    freed = let_go(placed(task(12, "1", priority=500, nice=7), Place(7, 50, "")))
     assert list(stand_backs(cycle_of(freed, ALONE).view, (), ())) == [StandBack(12, None)]
     # With priority/basic, a new nice value would lift the hold.
     assert list(stand_backs(cycle_of(replace(freed, held=True, reason="JobHeldUser")).view, (), ())) == []
@@ -158,5 +158,5 @@ def test_a_task_that_muri_no_longer_keeps_back_stands_where_slurm_has_it() -> No
 def test_tasks_that_are_let_go_together_stand_before_the_others() -> None:
     jobs = [task(12, "1", priority=500), task(13, "2", priority=500), task(14, "3", priority=500)]
     assert list(stand_backs(cycle_of(*jobs).view, (), (ReleaseSolo(13, ()), ReleaseSolo(14, ())))) == [
-        StandBack(12, Place(0, 1))
+        StandBack(12, Place(0, 1, ""))
     ]

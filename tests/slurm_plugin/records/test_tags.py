@@ -29,6 +29,15 @@ def test_a_members_promise_survives_the_round_trip_and_older_comments_have_none(
         assert tags.parse_state("muri-state:" + text.replace('"min_speed":0.8', f'"min_speed":{damaged}')) is None
 
 
+def test_a_task_keeps_its_place_only_by_a_whole_tag():
+    place = tags.Place(0, 7, "after:1")
+    text = tags.format_place(place)
+    assert tags.parse_place(f"muri-place:{text}") == place
+    for part in ('"dependency":"after:1",', ',"own_nice":0'):
+        assert part in text
+        assert tags.parse_place("muri-place:" + text.replace(part, "")) is None
+
+
 def test_what_was_planned_survives_the_round_trip():
     planned = tags.Planned(("jobs 1 and 2: γ = 0.9", '"quoted"'), 0.9, 0.25, estimated=True)
     comment = tags.with_plan("others' muri:on", planned)
