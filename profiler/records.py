@@ -238,7 +238,7 @@ class ProfileDetail:
                     continue
                 if item.name in PER_STAGE or item.name == "dangers":
                     if not isinstance(value, (list, tuple)):
-                        raise ProfileError(f"{item.name} must be a list, found {str(value)[:40]!r}")
+                        raise ProfileError(f"{item.name} must be a list, found {repr(value)[:40]}")
                     value = tuple(value)
                 known[item.name] = value
             return cls(**known)
