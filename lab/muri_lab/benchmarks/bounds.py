@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.optimize import linprog  # not the policies' solver: the GPU check's Python has no highspy
 
 from muri.policies.speed import Shape, figures_of
 
@@ -12,9 +13,6 @@ def throughput_bound(members: Sequence[Shape]) -> float:
 
     It may starve a member, so it bounds a runtime and is not a model of one.
     """
-    from scipy.sparse import csc_array  # here: the GPU check's Python has neither
-
-    from muri.policies.grouping.highs import linear_value
-
-    share, ones = figures_of(members).share, np.ones(len(members))
-    return linear_value(ones, csc_array(share), np.ones(len(share)), ones)
+    share = figures_of(members).share
+    solved = linprog(-np.ones(len(members)), A_ub=share, b_ub=np.ones(len(share)), bounds=(0, 1), method="highs")
+    return -float(solved.fun)

@@ -17,6 +17,7 @@ from muri.slurm_plugin.records.roles import ManagedJob
 _RESTORED = executor.original_request
 _PILOT = executor.pilot_job
 _MEMBER = executor.member_change
+_OPEN_GATE = gate.open_gate
 
 
 def _request_not_restored(job: ManagedJob, why: str = "") -> JobChange:
@@ -38,7 +39,7 @@ def _pilot_of_no_account(*arguments: Any) -> Any:
 def _releases_every_hold(
     gateway: Gateway, job: ManagedJob, change: JobChange | None = None, comment: str | None = None
 ) -> None:
-    gate.open_gate(gateway, replace(job, held_by_others=False, gated=True), change or JobChange(), comment)
+    _OPEN_GATE(gateway, replace(job, held_by_others=False, gated=True), change or JobChange(), comment)
 
 
 def _cancels_members(self: executor.Executor, action: Any) -> None:
@@ -80,7 +81,7 @@ MUTATIONS: dict[str, tuple[object, str, Any]] = {
     "a member's time limit is not restored": (executor, "original_request", _time_limit_not_restored),
     "the journal is skipped": (Journal, "begin", _journal_forgets),
     "the placeholder forgets the account": (executor, "pilot_job", _pilot_of_no_account),
-    "others' holds are lifted": (executor, "open_gate", _releases_every_hold),
+    "others' holds are lifted": (gate, "open_gate", _releases_every_hold),
     "a restored member is cancelled": (executor.Executor, "_restore", _cancels_members),
     "members get a minute": (executor, "member_change", _short_limit),
     "members stay when their placeholder has ended": (repairs, "after_pilot_end", _stays_at_pilots_end),
