@@ -7,6 +7,7 @@ the session's state in the default generator.
 """
 
 import logging
+import os
 import random
 import threading
 import warnings
@@ -98,7 +99,12 @@ class SessionGenerators:
         self._gpus: PerSession[dict[int, Any]] = PerSession(dict)
         self._plain_cpu = torch.default_generator
         self._local = threading.local()
-        self._exchange = threading.Lock()
+        self._unlock()
+        os.register_at_fork(after_in_child=self._unlock)  # the thread that held it is not in the child
+
+    def _unlock(self) -> None:
+        # Held while the process's generator is written: some kernels draw a session's numbers from it.
+        self.exchange = threading.Lock()
 
     def _fresh(self, device: str) -> Any:
         generator = self._torch.Generator(device=device)
@@ -158,7 +164,7 @@ class SessionGenerators:
                 shared = self._plain_cpu
             else:
                 shared = self._torch.cuda.__dict__["default_generators"][own.device.index]
-            with self._exchange:
+            with self.exchange:
                 local.exchanged = True
                 try:
                     shared.set_state(own.get_state())
@@ -199,11 +205,13 @@ def _patch_functions(torch: ModuleType, generators: SessionGenerators) -> None:
     plain_seed, plain_manual_seed = torch.random.seed, torch.random.manual_seed
 
     def manual_seed(seed: Any) -> Any:
-        plain_manual_seed(seed)  # other devices, and the check; no session draws from the process's generator
+        with generators.exchange:
+            plain_manual_seed(seed)  # other devices, and the check
         return generators.cpu().manual_seed(int(seed))
 
     def seed() -> int:
-        value: int = plain_seed()
+        with generators.exchange:
+            value: int = plain_seed()
         generators.cpu().manual_seed(value)
         return value
 

@@ -96,3 +96,21 @@ def test_a_fresh_session_starts_with_seeds_of_its_own(launcher):
     drawn = [json.loads(launcher.out(member)) for member in ("101", "102", "103")]
     for values in zip(*drawn, strict=True):
         assert len(set(values)) == 3, "a later member went on with an earlier one's generator"
+
+
+def test_a_seed_of_one_member_never_reaches_another_that_draws_dropout(launcher):
+    script = launcher.script("""
+        import sys, torch
+        if sys.argv[1:] == ["seeds"]:
+            for seed in range(30000):
+                torch.manual_seed(seed)
+        else:
+            torch.manual_seed(1)
+            ones = torch.ones(8)
+            print([int(torch.native_dropout(ones, 0.5, True)[1].sum()) for _ in range(20000)])
+        """)
+    assert ends(launcher.member(None, script)) == 0, launcher.err(None)
+    launcher.threads("101", "102")
+    running = [launcher.member("101", script), launcher.member("102", script, "seeds")]
+    assert [ends(process) for process in running] == [0, 0], [launcher.err("101"), launcher.err("102")]
+    assert launcher.out("101") == launcher.out(None)
