@@ -123,7 +123,8 @@ class Gathered:
     knowledge: Knowledge
     config: Config
     intents: tuple[Intent, ...]  # The journal's entries, closed ones included
-    known: Mapping[int, KnownJob]  # Candidates, members of running groups, and jobs that run alone
+    # Members of running groups, and jobs that run alone; `prepare` adds the candidates that it can plan
+    known: Mapping[int, KnownJob]
     dry_runs: tuple[DryRun, ...]
     last_dry_run_s: Mapping[str, float]  # When the last one of a user began, seconds since the epoch
     measured: tuple[KeepProfile | NotMeasured, ...]  # What members report of their models that is new
@@ -145,7 +146,7 @@ def gather(cycle: CycleInput) -> Gathered:
     """Look up what is known of the jobs that a decision is about."""
     view, now_s = cycle.view, cycle.now_s
     members = (as_submitted(job, group.pilot) for group in view.running_groups for job in group.members)
-    jobs = chain(view.having(Role.CANDIDATE), members, map(as_asked, running_alone(view)))
+    running = chain(members, map(as_asked, running_alone(view)))
     dry_runs = [intent for intent in cycle.intents if intent.kind == DRY_RUN]
     measured, untrue = _measured_in_place(cycle)
     return Gathered(
@@ -153,7 +154,7 @@ def gather(cycle: CycleInput) -> Gathered:
         cycle.knowledge,
         cycle.config,
         cycle.intents,
-        {job.job_id: known_job(job, cycle) for job in jobs},
+        {job.job_id: known_job(job, cycle) for job in running},
         tuple(_dry_run(intent, view, now_s) for intent in dry_runs if intent.state == "begun"),
         {dry_run_key(intent, view).user: intent.begun_s for intent in sorted(dry_runs, key=lambda each: each.begun_s)},
         measured,
@@ -161,9 +162,9 @@ def gather(cycle: CycleInput) -> Gathered:
     )
 
 
-def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
+def known_job(job: ManagedJob, cycle: CycleInput | Gathered) -> KnownJob:
     """Look up what planning a job needs; `job` is as its user submitted it."""
-    key, knowledge = cycle.key_of(job), cycle.knowledge
+    key, knowledge = profile_key(job, cycle.view.node_index), cycle.knowledge
     mem_gib_per_gpu = job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
     # A member keeps its promised speed, whatever the site promises to others now.
     promised = 0.0 if job.membership is None else job.membership.min_speed

@@ -17,7 +17,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, Knowledge
-from muri.slurm_plugin.planning.gathered import ALONE_ON_REQUEST, Gathered, KnownJob
+from muri.slurm_plugin.planning.gathered import ALONE_ON_REQUEST, Gathered, KnownJob, known_job
 from muri.slurm_plugin.planning.placement import free_nodes
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
@@ -57,11 +57,12 @@ def prepare(cycle: Gathered, profile_use: ProfileUse = "all", *, allocates_cpus:
     measured_with = {run.job_id for run in dry_runs} & {each.job.job_id for each in not_waiting}
     # Measured in place, a job starts in spite of its dry run, which then ends.
     with_dry_run = frozenset() if config.profiling.in_place else known.dry_run_jobs | measured_with
-    cycle = replace(cycle, knowledge=replace(known, dry_run_jobs=with_dry_run))
+    looked_up = {**cycle.known, **{each.job.job_id: each for each in ready}}
     if unmeasured:
-        failed = ((job_id, each, unmeasured.get(each.key, each.failed)) for job_id, each in cycle.known.items())
-        cycle = replace(cycle, known={job_id: each._replace(failed=why) for job_id, each, why in failed})
-        ready = [cycle.known[each.job.job_id] for each in ready]
+        failed = ((job_id, each, unmeasured.get(each.key, each.failed)) for job_id, each in looked_up.items())
+        looked_up = {job_id: each._replace(failed=why) for job_id, each, why in failed}
+        ready = [looked_up[each.job.job_id] for each in ready]
+    cycle = replace(cycle, knowledge=replace(known, dry_run_jobs=with_dry_run), known=looked_up)
     pending = [plan_job(each, room.places.of(each.job).name, cycle, room.largest_group) for each in ready]
     waiting |= _waiting_for_partners(pending, {each.job.job_id for each in ready if each.profile is None}, cycle)
     in_dry_run = {
@@ -106,7 +107,7 @@ def _sorted_out(cycle: Gathered, room: SiteRoom) -> tuple[list[KnownJob], dict[i
         elif job.job_id in too_many:
             waiting[job.job_id] = too_many[job.job_id]
         else:
-            ready.append(cycle.known[job.job_id])
+            ready.append(known_job(job, cycle))
     return ready, waiting, to_slurm
 
 
