@@ -228,8 +228,12 @@ def _read_each(store: ProfileStore, kind: str, read: Callable[[Document], _Read]
     return values
 
 
-class DocumentSink(Protocol):
-    """The part of the profile store that takes documents."""
+class ProfileSink(Protocol):
+    """The part of the profile store that takes measurements."""
+
+    def put(self, profile: StageProfile) -> object:
+        """Store one profile."""
+        ...
 
     def put_document(self, kind: str, document: Document) -> None:
         """Store a document."""
@@ -240,7 +244,7 @@ class DocumentSink(Protocol):
         ...
 
 
-def note_accumulates(store: DocumentSink, profile: StageProfile, *, accumulates: bool) -> None:
+def note_accumulates(store: ProfileSink, profile: StageProfile, *, accumulates: bool) -> None:
     """Store whether a model's script declared in its dry run that its batches can be split."""
     if accumulates:
         store.put_document(ACCUMULATES, Document(str(profile.key), profile.measured_at, {}))

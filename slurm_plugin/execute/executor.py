@@ -4,11 +4,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any
 
 from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError
-from muri.profiler.records import StageProfile
 from muri.profiler.sensitivity import SENSITIVITIES
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.apply import CycleCutShortError
@@ -52,7 +51,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
     placed,
     was_changed,
 )
-from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
+from muri.slurm_plugin.profile_use import ProfileSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records import journal as facts
 from muri.slurm_plugin.records.cluster import JobChange, JobState
@@ -61,14 +60,6 @@ from muri.slurm_plugin.records.limits import is_limit_refusal
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, is_lifted, profile_key
 
 log = logging.getLogger("muri.controller")
-
-
-class ProfileSink(DocumentSink, Protocol):
-    """Where measured profiles go: the profile store."""
-
-    def put(self, profile: StageProfile) -> object:
-        """Store one profile."""
-        ...
 
 
 class Executor:
