@@ -25,7 +25,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from muri.profiler.errors import FitError, InterferenceError
 from muri.profiler.records import (
@@ -41,7 +41,9 @@ from muri.profiler.records import (
     StageProfile,
     reproducible,
 )
-from muri.profiler.store import ProfileStore
+
+if TYPE_CHECKING:
+    from muri.profiler.store import ProfileStore  # a simulation, which estimates ratios, needs no SQLite
 
 log = logging.getLogger("muri.profiler")
 
@@ -176,7 +178,7 @@ def ordered(key_a: ProfileKey, key_b: ProfileKey) -> tuple[ProfileKey, ProfileKe
     return (key_a, key_b) if key_a <= key_b else (key_b, key_a)
 
 
-def put(store: ProfileStore, found: Interference) -> None:
+def put(store: "ProfileStore", found: Interference) -> None:
     """Store a pair; an older measurement of it is replaced."""
     store.put_document(PAIRS, to_document(found))
 
@@ -187,12 +189,12 @@ def to_document(found: Interference) -> Document:
     return Document(name, found.measured_at, found.to_dict())
 
 
-def known_pairs(store: ProfileStore) -> tuple[Interference, ...]:
+def known_pairs(store: "ProfileStore") -> tuple[Interference, ...]:
     """All pairs that shared as plain processes, by name."""
     return tuple(pair for pair in every_pair(store) if not pair.turns)
 
 
-def every_pair(store: ProfileStore) -> tuple[Interference, ...]:
+def every_pair(store: "ProfileStore") -> tuple[Interference, ...]:
     """All pairs of the store, by name; one that cannot be understood is left out, and the log names it."""
     found: list[Interference] = []
     for document in store.documents(PAIRS):

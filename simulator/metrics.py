@@ -6,16 +6,18 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
 from statistics import fmean, median
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from muri.policies.speed import Floats
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import JobRecord, Run, Sample, SimulationError, SimulationResult, TraceJob
 from muri.text import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _Name = TypeVar("_Name", int, str)
 _STEPS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
@@ -239,9 +241,6 @@ def _short(value: float) -> str:
 
 _COLUMNS: Final = ("POLICY", "AVG JCT", "MEDIAN", "P99", "MAKESPAN", "QUEUE", "GPU", "SPEED-UP")
 
-_FAILURES: Final = ("OOM",)
-"""Shown only if a job ran out of GPU memory."""
-
 
 @dataclass(frozen=True)
 class PolicySummary:
@@ -319,7 +318,7 @@ def _mean(values: Sequence[Any]) -> Any:
     return int(mean) if isinstance(first, int) and mean.is_integer() else mean
 
 
-def print_tables(summaries: Sequence[TraceSummary], console: Console) -> None:
+def print_tables(summaries: Sequence[TraceSummary], console: "Console") -> None:
     """Print one table for each trace."""
     for position, summary in enumerate(summaries):
         if position:
@@ -328,12 +327,14 @@ def print_tables(summaries: Sequence[TraceSummary], console: Console) -> None:
         console.print(table_of(summary))
 
 
-def table_of(summary: TraceSummary) -> Table:
+def table_of(summary: TraceSummary) -> "Table":
     """One row for each policy: job completion times, queue, busy share of the GPUs, speed-up."""
+    from rich.table import Table  # a worker of a simulation prints none
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(_COLUMNS[0], overflow="fold")
     failing = any(policy.figures["out_of_memory"] for policy in summary.policies)
-    for name in (*_COLUMNS[1:], *_FAILURES * failing):
+    for name in (*_COLUMNS[1:], *["OOM"] * failing):
         table.add_column(name, justify="right", no_wrap=True)
     for policy in summary.policies:
         failures = (count(policy.figures["out_of_memory"]),) * failing

@@ -4,10 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from muri.profiler.records import RESOURCES, StageProfile
 from muri.simulator.model import Trace, TraceJob
@@ -16,6 +13,9 @@ from muri.simulator.traces.log_formats import HELIOS, PAI, PHILLY, SACCT, TASK_F
 from muri.simulator.traces.rows import BadRows, RowError, Source, TraceError, open_source, separator_hint
 from muri.simulator.traces.schema import MURI, MURI_PAPER, REQUIRED, SYNERGY
 from muri.text import counted, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Job = TypeVar("Job")
 
@@ -222,14 +222,6 @@ def _shares(kinds: list[Any], work: list[float]) -> dict[Any, Share]:
     return {kind: Share(jobs[kind], gpu_s[kind]) for kind in jobs}
 
 
-def print_overview(console: Console, overview: Overview, gpus: int | None) -> None:
-    """Print a trace's figures."""
-    console.print(_totals_table(overview, gpus))
-    console.print(_shares_table("GPUs of a job", overview.by_gpu_count, overview))
-    console.print(_shares_table("Bottleneck", overview.by_bottleneck, overview))
-    console.print(_durations_table(overview))
-
-
 def duration(seconds: float) -> str:
     """A time in its largest unit of which it has at least two."""
     for unit_s, unit in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
@@ -238,7 +230,10 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _totals_table(overview: Overview, gpus: int | None) -> Table:
+def print_overview(console: "Console", overview: Overview, gpus: int | None) -> None:
+    """Print a trace's figures."""
+    from rich.table import Table  # reading a trace needs none
+
     table = Table(show_header=False, title=f"Trace {overview.name}", title_justify="left", box=None, pad_edge=False)
     table.add_row("Jobs", f"{overview.jobs:,} of {overview.users} users, {overview.models} models")
     if overview.skipped_rows:
@@ -251,25 +246,24 @@ def _totals_table(overview: Overview, gpus: int | None) -> Table:
     load = None if gpus is None else overview.load(gpus)
     if load is not None:
         table.add_row(f"Load of {gpus} GPUs", f"{load:.2f}")
-    return table
-
-
-def _shares_table(title: str, shares: Mapping[int, Share] | Mapping[str, Share], overview: Overview) -> Table:
-    table = Table()
-    table.add_column(title)
-    for heading in ("Jobs", "of jobs", "of GPU time"):
-        table.add_column(heading, justify="right")
-    for name, share in shares.items():
-        of_time = share.gpu_s / overview.gpu_s
-        table.add_row(str(name), f"{share.jobs:,}", f"{share.jobs / overview.jobs:.1%}", f"{of_time:.1%}")
-    return table
-
-
-def _durations_table(overview: Overview) -> Table:
+    console.print(table)
+    parts: dict[str, Mapping[Any, Share]] = {
+        "GPUs of a job": overview.by_gpu_count,
+        "Bottleneck": overview.by_bottleneck,
+    }
+    for title, shares in parts.items():
+        table = Table()
+        table.add_column(title)
+        for heading in ("Jobs", "of jobs", "of GPU time"):
+            table.add_column(heading, justify="right")
+        for name, share in shares.items():
+            of_time = share.gpu_s / overview.gpu_s
+            table.add_row(str(name), f"{share.jobs:,}", f"{share.jobs / overview.jobs:.1%}", f"{of_time:.1%}")
+        console.print(table)
     table = Table()
     table.add_column("Jobs running alone")
     table.add_column("take", justify="right")
     names = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
-    for share, value in overview.duration_s.items():
-        table.add_row(names.get(share, f"{100 * share:g} % take at most"), duration(value))
-    return table
+    for quantile, value in overview.duration_s.items():
+        table.add_row(names.get(quantile, f"{100 * quantile:g} % take at most"), duration(value))
+    console.print(table)
