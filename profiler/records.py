@@ -41,11 +41,9 @@ class Bounds:
     def _law(self, number: float) -> str:
         if (self.least, self.most) == (0, 1):
             return "between 0 and 1"
-        if not math.isfinite(number):
-            return "> 0" if self.least > 0 else f"≥ {self._text(self.least)}"
-        if number > self.most:
+        if self.most < number < math.inf:
             return f"≤ {self._text(self.most)}"
-        return "> 0" if number <= 0 < self.least else f"≥ {self._text(self.least)}"
+        return f"≥ {self._text(self.least)}" if self.least <= 0 or 0 < number < math.inf else f"> {self._text(0)}"
 
     def _text(self, value: float) -> str:
         return f"{value:g} {self.unit}".rstrip()
