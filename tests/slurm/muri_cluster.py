@@ -16,8 +16,6 @@ from sandbox.support import CONTROLLER
 #: Models are measured in dry runs. The machine's cores belong to all tests: its dry runs are disturbed, and all the
 #: same tell the stages apart.
 DRY_RUNS = pytest.mark.configuration(profiling={"mode": "dry-run"}, tuning={"least_confidence": 0})
-#: The order of the paper, whatever the site's priorities and however few jobs tell their durations.
-MURI_S = pytest.mark.configuration(policy="muri-s")
 
 TRAIN_PY = """\
 import os, sys, time
