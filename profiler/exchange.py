@@ -82,6 +82,9 @@ def _read(record: object, place: str) -> StageProfile:
     key = ProfileKey(**{field: values.pop(field) for field in _KEY_FIELDS})
     place_of_detail = f"{place}.detail"
     detail = _known(values.pop("detail"), _DETAILS, place_of_detail)
+    for field, value in detail.items():
+        if value is None:  # which `from_dict` takes for not measured
+            raise ExchangeError(f"{place_of_detail}.{field}: is null; leave out what was not measured")
     try:
         known = ProfileDetail.from_dict(detail)
     except ProfileError as error:

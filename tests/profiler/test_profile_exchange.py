@@ -52,6 +52,7 @@ def test_optional_fields_alone_may_be_missing():
         ({"detail": {"busy_s": [1, 2, "x", 4]}}, r"profiles\[1\].detail: busy_s is 'x'; it must be a number"),
         ({"detail": {"dangers": "compile"}}, r"profiles\[1\].detail: dangers must be a list, found 'compile'"),
         ({"detail": {"busy_s": [1]}}, r"profiles\[1\].detail: busy_s: there must be one figure per stage"),
+        ({"detail": {"confidence": None}}, r"profiles\[1\].detail.confidence: is null; leave out what was not"),
         ({"detail": {"confidence": 2}}, r"profiles\[1\].detail: confidence is 2; it must be between 0 and 1"),
         (
             {"detail": {"warmup_iterations": 1.5}},
