@@ -25,7 +25,7 @@ RESULT: Final = Path(__file__).parent / "results" / "cold.json"
 ASKED_FACTOR: Final = 1.2
 SIDES: Final = ("plain", "muri")
 _BATCH_SIZES: Final = {"storage": 18, "network": 72, "cpu": 16, "gpu": 4}
-_ITERATION_S: Final = 0.05  # What the scripts' iterations take alone, about
+_ITERATION_S: Final = 0.05  # Approximate time of the scripts' iterations alone
 _COUNT: Final = 11
 
 _SHORTEST_S, _LONGEST_S = 5.0, 25.0

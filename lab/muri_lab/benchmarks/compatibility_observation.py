@@ -50,7 +50,7 @@ class Observation:
     exit_code: int | None  # How it ended; None when it had to be ended after its time limit
     steps: int  # Steps of optimizers, in all of its processes
     losses: tuple[str, ...]  # a digest of all losses in order, of each process that trained; sorted
-    loss_count: int  # How many losses that were
+    loss_count: int  # Number of losses
     files: Mapping[str, str]  # Each file that it wrote or changed, and a digest of what is in it
     out: str  # Its standard output, as it is
     err: str  # Its standard error
@@ -129,10 +129,10 @@ def digest(path: Path) -> str:
 class Repeatable:
     """What of a script two plain runs have alike, and so what its other runs are compared on."""
 
-    losses: bool  # Whether all digits of its losses are
-    files: frozenset[str]  # Names of the files whose contents are
-    out: str  # "all": each line of its output; "words": its lines without numbers; "": neither
-    err: str  # The same of its error output
+    losses: bool  # Whether both runs have the same losses, in all digits
+    files: frozenset[str]  # Names of the files that have the same content in both runs
+    out: str  # "all": both wrote the same lines; "words": the same but for numbers; "": different ones
+    err: str  # Likewise, for standard error
 
 
 def repeatable(one: Observation, other: Observation, *, ordered: bool) -> Repeatable:

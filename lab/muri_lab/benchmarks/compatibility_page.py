@@ -14,7 +14,7 @@ _WHY = {
 
 _wrapped = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
 
-LEAST_SHARE = 0.9  # A profile should find so much of an iteration in stages
+LEAST_SHARE = 0.9  # Share of an iteration that a profile should find in stages
 
 _HEAD = """# Compatibility
 

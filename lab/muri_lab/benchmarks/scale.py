@@ -123,7 +123,7 @@ def simulating(policy: str, trace_of: Callable[[], Trace]) -> Callable[[], dict[
 
 
 def on_trace_1(policy: str) -> Callable[[], dict[str, Any]]:
-    """A simulation of the paper's trace; without the file, why there is none."""
+    """Simulate the paper's trace, or say that its file is missing."""
 
     def row() -> dict[str, Any]:
         if not TRACE_1.exists():

@@ -32,7 +32,7 @@ SPLITS: Final = {"20/70/10": (20, 70, 10), "33/33/33": (1, 1, 1), "30/60/10": (3
 """Percent of image, language and speech jobs; the first is the paper's usual one."""
 
 SEEDS: Final = (1, 2, 3)
-REPEATS: Final = 7  # TUNE is timed so often; the median counts
+REPEATS: Final = 7  # Timed runs of TUNE; the median counts
 
 Mechanism = Callable[[Round], Seating]
 

@@ -53,7 +53,7 @@ class Variant(_Strict):
     durations_known: bool = True  # Whether it sees remaining times
     profile_noise: _Share = 0.0  # n_p of the stage times it sees
     bottleneck_types: Annotated[int, Field(ge=1, le=len(RESOURCES))] | None = None  # of the trained models
-    over: str | None = None  # The variant by whose figures its own are divided; None: the experiment's `relative_to`
+    over: str | None = None  # Its figures are divided by those of this variant; None: of `relative_to`
     model: Literal["default", "reference"] | None = None  # Instead of the experiment's
 
 
@@ -81,10 +81,10 @@ class Published(_Strict):
 
 
 class PublishedRange(_Strict):
-    """Between what the ratios of a metric lie, over all traces and all variants but one."""
+    """Least and largest ratio of a metric, over all traces and all variants but one."""
 
     metric: Metric  # The metric
-    over: str  # The variant by whose figures those of the others are divided
+    over: str  # The figures of the other variants are divided by those of this one
     low: float  # The least published ratio
     high: float  # The largest
 
@@ -104,7 +104,7 @@ class Experiment(_Strict):
     submit_at_zero: Annotated[tuple[bool, ...], Field(min_length=1)] = (False,)  # else as in the trace
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)]  # What is compared
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)]  # What the page shows
-    relative_to: str | None = None  # variant by whose figures others are divided
+    relative_to: str | None = None  # The figures of the other variants are divided by those of this one
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)  # figures are means over them
     published: tuple[Published, ...] = ()  # Figures of the publication
     published_runs: bool = False  # Whether the public simulator's published figures are shown as well
@@ -125,7 +125,7 @@ class Experiment(_Strict):
         return self
 
     def base_of(self, variant: Variant) -> str | None:
-        """The variant by whose figures those of this one are divided, if any."""
+        """The variant whose figures divide those of this one, if any."""
         return variant.over or self.relative_to
 
 

@@ -40,7 +40,7 @@ class Comparison:
     ours: float | None  # In the metric's unit, or divided by another variant's figure; None: that is 0
     published: float | None = None  # The published figure in the same unit; None: there is none
     at_most: bool = False  # Whether the published figure is an upper bound
-    over: str | None = None  # The variant by whose figure ours is divided; None: it is in the metric's own unit
+    over: str | None = None  # Our figure is divided by that of this variant; None: it is in the metric's unit
 
     @property
     def ratio(self) -> float | None:
@@ -57,7 +57,7 @@ class RangeComparison:
     """The least and the largest ratio of a metric, over all traces and variants."""
 
     metric: Metric  # Name of the metric
-    over: str  # The variant by whose figures those of the others are divided
+    over: str  # The figures of the other variants are divided by those of this one
     ours: tuple[float, float]  # Least and largest
     published: tuple[float, float]  # Likewise
 

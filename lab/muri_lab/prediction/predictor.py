@@ -111,7 +111,7 @@ class Fitted(NamedTuple):
 
     target: Target  # Which
     model: Any  # Predicts it on the scale on which it is learned
-    below: float  # What the truth may be below the prediction on that scale, as a negative number
+    below: float  # How far the truth may lie below the prediction on that scale; negative
     above: float
 
     def estimate(self, features: GraphFeatures) -> Estimate:

@@ -49,8 +49,8 @@ class Watch:
     twin: Twin  # The twin
     max_wait_s: float  # Longer than this, and some cycles, no job may wait for Muri alone
     known: dict[int, _Known] = field(default_factory=dict)  # What is known of each user's job
-    tampered: dict[int, bool] = field(default_factory=dict)  # by job with a damaged AdminComment: license gate?
-    journal_lost: bool = False  # then a damaged member's request is lost, too
+    tampered: dict[int, bool] = field(default_factory=dict)  # Whether a job with damaged AdminComment had the license
+    journal_lost: bool = False  # If so, a damaged member's request is lost, too
     succeeded_s: float = 0.0  # When a controller's cycle last succeeded
     _trained: Callable[[str, TrainingScript], None] = lambda what, script: None
 

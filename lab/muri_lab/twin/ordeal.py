@@ -20,7 +20,7 @@ from muri_lab.twin.stage import CALM_AFTER_S, Stage
 from muri_lab.twin.story import JOB_FAULTS, Fault, Story
 from muri_lab.twin.twin import folder, heard, quiet
 
-_TRY_AGAIN_S: Final = 11.0  # A fault of jobs that finds none waits so long for one
+_TRY_AGAIN_S: Final = 11.0  # A fault of jobs that finds no job is tried again after this
 _MOST_S: Final = 6 * 3600.0  # By then everything must have ended
 _PATIENCE_S: Final = 600.0
 """Within this time after the last job's end, Muri's own jobs and all that it has begun must end, too."""

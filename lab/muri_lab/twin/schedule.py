@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation
 
-_MOST_SHADOWS: Final = 8  # For so many blocked jobs the backfill scheduler keeps nodes free
+_MOST_SHADOWS: Final = 8  # Blocked jobs for which the backfill scheduler keeps nodes free, at most
 _ENDED_WELL: Final = {JobState.COMPLETED}
 
 

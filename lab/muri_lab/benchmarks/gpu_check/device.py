@@ -87,7 +87,7 @@ class PeakMemory:
 
     def __init__(self) -> None:
         self._reader = GpuReader({})
-        self.mib = self.now_mib()  # It, so far
+        self.mib = self.now_mib()  # The most so far
 
     def now_mib(self) -> float:
         """Memory in use now."""

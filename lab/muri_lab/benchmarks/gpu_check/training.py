@@ -33,7 +33,7 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "small": ("small",) * 4,
 }
 SHORT_S = 1.0
-LONG = 1.8  # A long job of the demo has so many times the iterations of a short one
+LONG = 1.8  # Iterations of the demo's long jobs, as a multiple of its short ones'
 
 
 def losses(check: Check, figures: Figures) -> None:

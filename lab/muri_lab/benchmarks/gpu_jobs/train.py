@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 import muri
 
 WARM_ITERATIONS = 5  # Not timed, where the time is a number of seconds
-LAST_ITERATIONS = 400  # Stage times are those of so many last iterations
+LAST_ITERATIONS = 400  # Stage times are those of this many last iterations
 FILL_BYTES = 1 << 30  # Allocation step of a job that is to run out of memory
 
 

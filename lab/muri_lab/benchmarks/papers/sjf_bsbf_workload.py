@@ -60,7 +60,7 @@ ResNet-18 (batch size 32),ResNet-18 (batch size 32),12.0,12.0,0.6,0.6
 ResNet-18 (batch size 32),ResNet-18 (batch size 64),12.0,7.0,0.6,0.6
 ResNet-18 (batch size 64),ResNet-18 (batch size 64),7.0,7.0,0.5,0.5
 """
-"""Stands in for the measured table in small runs, whose figures are not kept."""
+"""Small runs use this in place of the measured table; their figures are not kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ HOUR_S: Final = 3600.0
 
 Jcts = npt.NDArray[np.float64]  # Array (jobs,): hours
 
-SHORT_H: Final = 4.0  # Jobs whose JCT is below this count as short
+SHORT_H: Final = 4.0  # A job with a lower JCT is short
 
 
 class Workload(NamedTuple):
