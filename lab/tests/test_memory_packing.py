@@ -3,14 +3,9 @@
 import dataclasses
 
 import pytest
-from policy_builders import carried_out, make_cluster_node, make_job, make_profile, make_request
+from policy_builders import busy, carried_out, make_cluster_node, make_request
 
 from muri.policies.registry import get_policy
-
-
-def busy(job_id, utilization, mem_gib=1.0, **changes):
-    profile = make_profile((0.0, 0.0, 1.0, 0.0), mem_gib=mem_gib)
-    return make_job(job_id, **({"profile": profile, "gpu_utilization": utilization} | changes))
 
 
 def test_pab_puts_back_the_latest_comer_who_then_waits_for_gpus_of_its_own():

@@ -35,6 +35,12 @@ def make_job(job_id, kind="gpu", **changes):
     return PlanJob(job_id=job_id, **(fields | {"profile": profile} | changes))
 
 
+def busy(job_id, utilization, mem_gib=1.0, **changes):
+    """A job that needs the GPU alone and, by telemetry, uses so much of it."""
+    profile = make_profile((0.0, 0.0, 1.0, 0.0), mem_gib=mem_gib)
+    return make_job(job_id, **({"profile": profile, "gpu_utilization": utilization} | changes))
+
+
 def make_node(name, free_gpus, **changes):
     fields = {"partitions": ("main",), "gpu_count": max(free_gpus, 2)}
     return FreeNode(name=name, free_gpus=free_gpus, **(fields | changes))

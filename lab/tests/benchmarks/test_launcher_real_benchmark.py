@@ -1,14 +1,22 @@
 """The benchmark with real jobs: one of each kind really trains."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher, ends, launcher_in
 from polling import until
 
 BENCHMARKS = Path(__file__).parents[3] / "lab" / "muri_lab" / "benchmarks"
 pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """A launcher whose processes end with the test."""
+    with launcher_in(tmp_path) as launcher:
+        yield launcher
 
 
 @pytest.mark.parametrize("job", ["storage", "cpu", "gpu", "network"])

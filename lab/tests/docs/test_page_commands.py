@@ -1,7 +1,6 @@
 """The commands that pages name exist, have the options named, and still make the results that the pages show."""
 
 import contextlib
-import importlib
 import io
 import json
 import re
@@ -23,11 +22,6 @@ TEXTS = [page.read_text() for page in all_pages()]
 COMMANDS = sorted({(place, " ".join(words.split())) for text in TEXTS for place, words in COMMAND.findall(text)})
 # Their command line is that of the module, or they have none.
 NO_COMMANDS = {"-m muri_lab.benchmarks.pages", "lab/muri_lab/benchmarks/compatibility_data.py"}
-
-
-@pytest.fixture
-def benchmark() -> Callable[[str], ModuleType]:
-    return lambda name: importlib.import_module(f"muri_lab.benchmarks.{name}")
 
 
 def path_of(place: str) -> Path:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import (
     all_jobs,
+    busy,
     carried_out,
     check_sharers,
     cluster_requests,
@@ -25,11 +26,6 @@ from muri.profiler.slowdown import Parabola, published_slowdown
 
 RTX_2080 = published_slowdown("rtx2080")
 NAMES = ("horus", "horus-f", "obp", "pab")
-
-
-def busy(job_id, utilization, mem_gib=1.0, **changes):
-    profile = make_profile((0.0, 0.0, 1.0, 0.0), mem_gib=mem_gib)
-    return make_job(job_id, **({"profile": profile, "gpu_utilization": utilization} | changes))
 
 
 # Cost
