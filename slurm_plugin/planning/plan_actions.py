@@ -325,10 +325,7 @@ def _oldest_alone(group: StartGroup, room: SiteRoom, view: View, why: str) -> tu
 def joins_of(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> tuple[Join, ...]:
     """Return the joins that a plan's group with joining members means, one for each of them."""
     unit = cycle.view.group_of[next(job_id for job_id in group.members if job_id not in group.joining)]
-    known = (cycle.known[job_id] for job_id in group.joining)
-    joiners = [
-        Joiner(each, group.speed[each.job.job_id], plan.promises.get(each.job.job_id, each.min_speed)) for each in known
-    ]
+    joiners = [Joiner.of(cycle.known[job_id], group, plan) for job_id in group.joining]
     return joins_together(joiners, unit, cycle, room, sentences(group.reasons))
 
 

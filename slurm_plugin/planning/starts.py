@@ -107,7 +107,7 @@ def start_group(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> St
     kinds = isolations(known, group.mode, cycle.knowledge, cycle.config)
     members = tuple(
         _member_plan(
-            Joiner(each, group.speed[each.job.job_id], plan.promises.get(each.job.job_id, each.min_speed)),
+            Joiner.of(each, group, plan),
             cycle.knowledge,
             room.member_limit_s(each.job, len(group.members)),
             kind,
@@ -159,6 +159,12 @@ class Joiner(NamedTuple):
     known: KnownJob
     speed: float  # Its predicted speed there, 1 = as fast as alone
     min_speed: float  # Its promised speed there; 0: none
+
+    @classmethod
+    def of(cls, known: KnownJob, group: Group, plan: Plan) -> "Joiner":
+        """A job in a plan's group, with the speeds that the plan says."""
+        job_id = known.job.job_id
+        return cls(known, group.speed[job_id], plan.promises.get(job_id, known.min_speed))
 
 
 def _member_plan(joiner: Joiner, knowledge: Knowledge, time_limit_s: int, isolation: Isolation) -> MemberPlan:
