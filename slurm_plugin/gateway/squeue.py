@@ -18,7 +18,7 @@ from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.gateway.slurm_commands import decoded
 from muri.slurm_plugin.gateway.text_fields import NO_DETAILS, JobDetails, Request, said, special_options
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.limits import PartitionLimits
+from muri.slurm_plugin.records.limits import MIB_OF_UNIT, PartitionLimits
 
 _FIELDS: Final = (
     "JobID", "UserID", "UserName", "GroupID", "Account", "Partition", "QOS", "Name", "State", "Reason", "PriorityLong",
@@ -286,7 +286,7 @@ def _mib(text: str) -> int:
     match = re.fullmatch(r"(\d{1,15})(\.\d+)?([KMGTP]?)", text)
     if match is None:
         return 0
-    return text_fields.bounded(round(float(match[1] + (match[2] or "")) * text_fields.MIB_OF_UNIT[match[3]]))
+    return text_fields.bounded(round(float(match[1] + (match[2] or "")) * MIB_OF_UNIT[match[3]]))
 
 
 def _is_per_cpu(mem_mib: int, total_mib: float, cpu_count: int, node_count: int, known: JobDetails) -> bool:

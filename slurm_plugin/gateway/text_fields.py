@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from muri.clock import GIB, KIB, MIB, whole_minutes
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState, Unreadable
-from muri.slurm_plugin.records.limits import WAYS
+from muri.slurm_plugin.records.limits import MIB_OF_UNIT, WAYS
 
 #: When a requeued job may start again. Up to 24.11 at least, a node takes a run that begins in the second of the
 #: requeue for the one that was ended ("Job credential revoked"), and the job fails.
@@ -89,8 +89,6 @@ def mem_of_cpus_mib(mem_per_cpu_mib: int, cpu_count: int, node_count: int) -> in
     """Return the memory per node of a request per CPU."""
     return mem_per_cpu_mib * -(-cpu_count // max(1, node_count))
 
-
-MIB_OF_UNIT: Final = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 
 _COUNTED: Final = re.compile(r"(?:^|,)(node|mem)=(\d{1,15})(\.\d+)?([KMGTP]?)")
 

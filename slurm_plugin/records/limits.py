@@ -114,7 +114,7 @@ NO_SITE_LIMITS: Final = SiteLimits()
 
 _DURATION: Final = re.compile(r"(?:(?P<days>\d{1,9})-)?(?P<clock>\d{1,9}(?::\d{1,9}){0,2})")
 _AMOUNT: Final = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)(?P<unit>[KMGTP]?)")
-_MEM_UNITS_MIB: Final = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+MIB_OF_UNIT: Final = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _COUNT_UNITS: Final = {"": 1.0, "K": 1024.0, "M": 1024.0**2, "G": 1024.0**3, "T": 1024.0**4, "P": 1024.0**5}
 
 
@@ -153,7 +153,7 @@ def _tres(item: str) -> Tres:
     match = _AMOUNT.fullmatch(value)
     if match is None or not name:
         raise LimitTextError(f"{item!r} is not a resource with an amount")
-    units = _MEM_UNITS_MIB if name == "mem" else _COUNT_UNITS
+    units = MIB_OF_UNIT if name == "mem" else _COUNT_UNITS
     return Tres(name, int(float(match["number"]) * units[match["unit"]]))
 
 
