@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import pwd
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import attrgetter
@@ -21,6 +20,7 @@ from muri.slurm_plugin.gateway.text_fields import (
     said,
     special_options,
 )
+from muri.slurm_plugin.private_files import user_name
 from muri.slurm_plugin.records.cluster import Job, JobChange
 from muri.slurm_plugin.records.limits import PartitionLimits
 
@@ -132,12 +132,7 @@ class Cleared(str):
         return " "
 
 
-@lru_cache(maxsize=4096)
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+_user_name: Final = lru_cache(maxsize=4096)(user_name)
 
 
 class LenientRecord:
