@@ -17,10 +17,11 @@ from muri.errors import MuriError
 from muri.pythons import is_packaged
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_gateway
-from muri.slurm_plugin.controller.events import slurm_settings, slurm_user, slurmctld_hosts, this_host
+from muri.slurm_plugin.controller.events import slurm_user, slurmctld_hosts, this_host
 from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, holder_of
 from muri.slurm_plugin.controller.status import CYCLES_MISSED
 from muri.slurm_plugin.controller.surroundings import read_gpu_removal
+from muri.slurm_plugin.gateway.accounting import slurm_settings
 from muri.slurm_plugin.gateway.base import (
     Gateway,
     GatewayError,

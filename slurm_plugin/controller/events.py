@@ -15,7 +15,7 @@ from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.files import share_with
 from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
-from muri.slurm_plugin.gateway.accounting import config_settings
+from muri.slurm_plugin.gateway.accounting import slurm_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.private_files import UnsafeFileError, why_unsafe
 from muri.slurm_plugin.records.cluster import JobState
@@ -177,11 +177,6 @@ def make_notice_file(path: Path, uid: int) -> None:
         share_with(handle, uid, 0o6)
     finally:
         os.close(handle)
-
-
-def slurm_settings(commands: SlurmCommands) -> dict[str, str]:
-    """Return Slurm's configuration; a MuriError where it cannot be asked."""
-    return config_settings(commands.run("read Slurm's configuration", ["scontrol", "show", "config"]))
 
 
 def slurm_user(settings: Mapping[str, str]) -> int:

@@ -130,6 +130,11 @@ class LimitsReader:
         return self._commands.run("read the site's limits", arguments)
 
 
+def slurm_settings(commands: SlurmCommands) -> dict[str, str]:
+    """Return Slurm's configuration; a GatewayError where it cannot be asked."""
+    return config_settings(commands.run("read Slurm's configuration", ["scontrol", "show", "config"]))
+
+
 def config_settings(text: str) -> dict[str, str]:
     """Parse `scontrol show config`."""
     pairs = (line.partition("=") for line in text.splitlines())

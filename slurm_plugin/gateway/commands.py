@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from muri.slurm_plugin.gateway import tables, text_fields
-from muri.slurm_plugin.gateway.accounting import LimitsReader, config_settings
+from muri.slurm_plugin.gateway.accounting import LimitsReader, slurm_settings
 from muri.slurm_plugin.gateway.base import (
     Calls,
     GatewayError,
@@ -57,7 +57,7 @@ class CommandGateway:
 
     def __init__(self, commands: SlurmCommands | None = None) -> None:
         self._commands = commands or SlurmCommands()
-        settings = config_settings(self._commands.run("read Slurm's configuration", ["scontrol", "show", "config"]))
+        settings = slurm_settings(self._commands)
         self._limits = LimitsReader(self._commands)
         self._reservations = ReservationsReader(self._reservation_table)
         self._submissions = Submissions(self._commands, self._limits.forget)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.slurm_plugin.gateway.accounting import config_settings
+from muri.slurm_plugin.gateway.accounting import slurm_settings
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, first_line
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Job, Node
@@ -77,7 +77,7 @@ def find_gpu_removal(
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
     """
-    settings = config_settings(commands.run("read Slurm's configuration", ["scontrol", "show", "config"]))
+    settings = slurm_settings(commands)
     site = "; ".join(f"{name}={settings.get(name, '')}" for name in _SITE)
     site += f"; partitions={','.join(place.served)}{'; defaults per GPU' if place.defaults_per_gpu else ''}"
     if known.holds(site, now_s):

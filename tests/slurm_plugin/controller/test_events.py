@@ -14,11 +14,11 @@ from muri.slurm_plugin.controller.events import (
     LastCycle,
     ended_in,
     make_notice_file,
-    slurm_settings,
     slurm_user,
     slurmctld_hosts,
 )
 from muri.slurm_plugin.controller.status import JobStatus, Status, write_status
+from muri.slurm_plugin.gateway.accounting import slurm_settings
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.private_files import UnsafeFileError
