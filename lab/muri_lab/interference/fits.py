@@ -97,7 +97,7 @@ def pair_points(store: ProfileStore, gpu_type: str) -> tuple[PairPoint, ...]:
     """Return joint use and slow-down, two points of each measured pair with measured profiles on a type of GPU."""
     found: list[PairPoint] = []
     for pair in known_pairs(store):
-        profiles = [next(filter(None, map(store.get, side.key.lookup_order)), None) for side in (pair.a, pair.b)]
+        profiles = [_stored(store, side.key) for side in (pair.a, pair.b)]
         measured = [profile for profile in profiles if profile is not None and not profile.is_estimate]
         if len(measured) == 2 and pair.a.key.gpu_type == gpu_type:
             percent = sum(map(gpu_percent, measured))
@@ -131,9 +131,14 @@ class Expected:
     confidence: float | None = None  # Of a measurement or of what was learned; None for an estimate
 
 
+def _stored(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
+    """Return the stored profile of a key: its user's own, else a published one."""
+    return next(filter(None, map(store.get, key.lookup_order)), None)
+
+
 def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
     """Return the measured profile of a key, its user's own or a published one, else an estimate, else None."""
-    stored = next(filter(None, map(store.get, key.lookup_order)), None)
+    stored = _stored(store, key)
     if stored is not None and not stored.is_estimate:
         return stored
     estimate = estimated(store, key)
