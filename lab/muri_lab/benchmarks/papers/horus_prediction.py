@@ -99,7 +99,7 @@ REGRESSORS: Final[dict[str, tuple[Figure, Make]]] = {
     "mean only": (None, Constant),
 }
 """The published RMSLE and what makes a regressor, by name. No setting was chosen on these data but those of Muri's own
-trees, which docs/lab.md says of them."""
+trees."""
 
 
 def table_4(quick: bool) -> Outcome:
