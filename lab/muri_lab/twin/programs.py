@@ -375,13 +375,13 @@ class TrainingScript:
         """Be gone at once."""
         self._leave()
 
-    def crash(self, code: int = 137) -> None:
+    def crash(self) -> None:
         """Let the script's processes end by themselves, as after a fault of their own."""
         run = self._run
         if run is None or self._stopped:
             return
         self._leave()
-        self._nodes.slurm.exit(run, code)
+        self._nodes.slurm.exit(run, 137)
 
     def _leave(self) -> None:
         self._stopped = True

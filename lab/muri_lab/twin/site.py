@@ -60,11 +60,9 @@ class Site:
     visible_cpus: int = 0  # most CPUs of a job; 0: no bound. A sandbox's nodes share those of its machine
 
 
-def plain_nodes(
-    count: int, gpus: int, cpus: int = 64, mem_mib: int = 512_000, partitions: tuple[str, ...] = ("main",)
-) -> tuple[Node, ...]:
+def plain_nodes(count: int, gpus: int, cpus: int = 64, mem_mib: int = 512_000) -> tuple[Node, ...]:
     """Return equal idle nodes, named n1, n2 and so on."""
     return tuple(
-        Node(f"n{number}", True, "IDLE", partitions, cpus, 0, gpus, 0, "gpu", mem_mib, 0)
+        Node(f"n{number}", True, "IDLE", ("main",), cpus, 0, gpus, 0, "gpu", mem_mib, 0)
         for number in range(1, count + 1)
     )

@@ -546,9 +546,9 @@ class VirtualSlurm:
 
     # Faults
 
-    def fail_node(self, name: str, state: str = "DOWN") -> None:
+    def fail_node(self, name: str) -> None:
         """Let a node fail: its jobs end, and go back to the queue where they may."""
-        self.set_node(name, usable=False, state=state)
+        self.set_node(name, usable=False, state="DOWN")
         here = [job for job in self.jobs.values() if job.state in _ON_NODES and name in unfolded(job.nodes)]
         for job in sorted(here, key=lambda job: job.gpu_count > 0):  # members know nothing of the end of their runtime
             self.ledger[job.job_id].program.kill()

@@ -98,8 +98,7 @@ REGRESSORS: Final[dict[str, tuple[Figure, Make]]] = {
     "XGBoost, sized as Muri's": (None, xgboost_like_muri),
     "mean only": (None, Constant),
 }
-"""The published RMSLE and what makes a regressor, by name. No setting was chosen on these data but those of Muri's own
-trees."""
+"""The published RMSLE and what makes a regressor, by name. Only those of Muri's trees were tuned on these data."""
 
 
 def table_4(quick: bool) -> Outcome:
