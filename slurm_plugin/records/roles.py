@@ -357,9 +357,9 @@ def _read_or_leave(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
     AdminComment holds what Muri did with it. Without the user's comment, which is the likelier fault, all that can be
     undone. Otherwise only its gate is known, which must not stay closed while the lease goes on.
     """
-    for readable in (job, replace(job, comment="")):
+    for comment in (job.comment, ""):
         try:
-            return read_job(readable, partitions)
+            return read_job(job if comment == job.comment else replace(job, comment=comment), partitions)
         except Exception:
             log.exception("job %d: a comment cannot be read", job.job_id)
     log.warning("job %d: Muri leaves it to Slurm", job.job_id)
