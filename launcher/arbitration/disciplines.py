@@ -9,10 +9,7 @@ from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import UsageError
 from muri.launcher.arbitration.arbiter import Arbiter, Waiter, WaitInterruptedError
 from muri.launcher.arbitration.fairness import FairQueue, Promises
-from muri.launcher.job.stage_clock import SOLE_MEMBER, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
-from muri.profiler.records import STAGES
-
-CPU: Final = STAGES.index("preprocess")
+from muri.launcher.job.stage_clock import PREPROCESS, SOLE_MEMBER, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
 
 DEFAULT_IDLE_LIMIT_S: Final = 1.0
 """How long lockstep waits for a member that runs outside of any stage; then the others go on without it."""
@@ -63,7 +60,7 @@ class FairArbiter(Arbiter):
         self._queue = FairQueue()
         self._promises = Promises()
         self._members: set[str] = set()
-        self._tokens = [cpus if resource == CPU else 1 for resource in range(STAGE_COUNT)]
+        self._tokens = [cpus if resource == PREPROCESS else 1 for resource in range(STAGE_COUNT)]
         self._holds: list[list[_Hold]] = [[] for _ in range(STAGE_COUNT)]
         self._waiting: list[list[Waiter]] = [[] for _ in range(STAGE_COUNT)]
 

@@ -21,6 +21,7 @@ STAGE_COUNT: Final = len(STAGES)
 LOAD: Final = STAGES.index("load")
 PREPROCESS: Final = STAGES.index("preprocess")
 PROPAGATE: Final = STAGES.index("propagate")
+SYNCHRONIZE: Final = STAGES.index("synchronize")
 TURNS_INDEX: Final = STAGE_COUNT
 """Of the bytes that tell gates who waits, one per resource, the one behind them: whether members take turns."""
 TURNS: Final = 0

@@ -23,11 +23,11 @@ from muri.group_spec import GroupSpec, read_group
 from muri.inherited import settle_own
 from muri.launcher.arbitration.arbiter import EVERYWHERE, Arbiter, PausingArbiter
 from muri.launcher.arbitration.switching import Node, make_arbiter
+from muri.launcher.job.stage_clock import SYNCHRONIZE as NETWORK
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.hangs import HangWatch, SuspensionWatch, Watchdog
 from muri.launcher.runtime.link import Place
 from muri.launcher.runtime.member_table import MemberTable
-from muri.launcher.runtime.network_order import NETWORK
 from muri.launcher.runtime.ranks import Ranks
 from muri.launcher.runtime.server import Server, SessionFactory
 from muri.launcher.script.trace import open_trace

@@ -28,14 +28,11 @@ resource while it waits for its peers, which 2 excludes.
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from muri.clock import MACHINE_CLOCK
 from muri.launcher.arbitration.arbiter import Waiter, WaitInterruptedError, WrappingArbiter
 from muri.launcher.arbitration.disciplines import FairArbiter
-from muri.profiler.records import STAGES
-
-NETWORK: Final = STAGES.index("synchronize")
+from muri.launcher.job.stage_clock import SYNCHRONIZE as NETWORK
 
 
 def session_key(environment: Mapping[str, str]) -> str:

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from torch.utils.data import Subset, _utils, dataloader
 
-from muri.launcher.job.stage_clock import StageClock
-from muri.launcher.script.hooks import LOAD, PREPROCESS, Watch, offer_to_yield, replace, switch_off, thread, watching
+from muri.launcher.job.stage_clock import LOAD, PREPROCESS, StageClock
+from muri.launcher.script.hooks import Watch, offer_to_yield, replace, switch_off, thread, watching
 from muri.launcher.script.script_clock import current_clock
 
 _NAMES: Final = ("transform", "transforms", "target_transform")

@@ -18,11 +18,6 @@ from typing import Any, Final
 from muri.errors import MuriError
 from muri.launcher.job.stage_clock import PROPAGATE, StageClock
 from muri.launcher.script.script_clock import current_clock
-from muri.profiler.records import STAGES
-
-LOAD: Final = STAGES.index("load")
-PREPROCESS: Final = STAGES.index("preprocess")
-SYNCHRONIZE: Final = STAGES.index("synchronize")
 
 AUTOMATIC_VARIABLE: Final = "MURI_AUTOMATIC"
 

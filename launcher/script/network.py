@@ -20,8 +20,9 @@ import torch
 from torch import distributed
 
 from muri.launcher.job.script import after_import
+from muri.launcher.job.stage_clock import SYNCHRONIZE
 from muri.launcher.script.compute import is_compiling, leave_alone, pass_over, pass_over_method
-from muri.launcher.script.hooks import SYNCHRONIZE, Watch, replace, switch_off, thread, watching
+from muri.launcher.script.hooks import Watch, replace, switch_off, thread, watching
 
 IDLE_END_S: Final = 5.0
 """A communication thread ends after this time without work."""

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from muri.errors import UsageError
-from muri.launcher.job.stage_clock import StageClock
+from muri.launcher.job.stage_clock import LOAD, StageClock
 from muri.launcher.script.checkpoint import begin_loop, current_checkpointer
 from muri.launcher.script.script_clock import current_clock
 from muri.profiler.records import STAGES
@@ -48,7 +48,6 @@ logger = logging.getLogger("muri.launcher")
 Batch = TypeVar("Batch")
 
 _INDEX: Final = {name: index for index, name in enumerate(STAGES)}
-_LOAD: Final = _INDEX["load"]
 
 POLL_S: Final = 0.1
 """How often a waiting loop looks up, so that a signal can end it."""
@@ -238,7 +237,7 @@ class Prefetcher(Generic[Batch]):
         if self._end is not None:
             raise StopIteration
         if self._thread is None:
-            self._clock.enter(_LOAD)
+            self._clock.enter(LOAD)
             try:
                 batch = next(self._source)
             finally:
@@ -274,7 +273,7 @@ class Prefetcher(Generic[Batch]):
             except queue.Empty:
                 continue
         # While the fetch itself waited for another member, the loop waited for that member, not for its own fetch.
-        self._clock.add_wait(_LOAD, min(lane_wait_s, self._clock.now() - begin_s))
+        self._clock.add_wait(LOAD, min(lane_wait_s, self._clock.now() - begin_s))
         if error is not None:
             self._end = error
             raise error
@@ -296,7 +295,7 @@ def _fetch(source: Iterator[Batch], clock: StageClock, line: _Line[Batch]) -> bo
     """Fetch one batch, or the error to be raised in the loop in its place; False after an error."""
     begin_s, wait_s = clock.now(), 0.0
     try:
-        clock.enter(_LOAD)
+        clock.enter(LOAD)
         wait_s = clock.now() - begin_s
         try:
             with line.reading:

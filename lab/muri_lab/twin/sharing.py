@@ -13,9 +13,9 @@ from typing import Final
 
 from muri.clock import Clock
 from muri.launcher.arbitration.arbiter import Arbiter, Waiter
-from muri.launcher.arbitration.disciplines import CPU, FairArbiter, LockstepArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter, LockstepArbiter
 from muri.launcher.arbitration.switching import LEAST_GAIN, Node, candidates
-from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
+from muri.launcher.job.stage_clock import PREPROCESS, STAGE_COUNT, IterationRecord
 from muri.profiler.records import StageProfile
 
 _WARM_UP: Final = 2
@@ -220,7 +220,7 @@ def _plain(iterations: Sequence[Iteration], sharing: Sharing) -> tuple[float, ..
     if not sharing.contention:
         return tuple(iteration.iteration_s / (iteration.iteration_s + sharing.overhead_s) for iteration in iterations)
     left = [[*iteration.stage_s, iteration.rest_s + sharing.overhead_s] for iteration in iterations]
-    tokens = [sharing.cpus if resource == CPU else 1 for resource in range(STAGE_COUNT)] + [len(iterations)]
+    tokens = [sharing.cpus if resource == PREPROCESS else 1 for resource in range(STAGE_COUNT)] + [len(iterations)]
     work, everybody = [list(each) for each in left], range(len(iterations))
     stage, done = [0] * len(iterations), [0] * len(iterations)
     first_s, last_s, now_s = [0.0] * len(iterations), [0.0] * len(iterations), 0.0

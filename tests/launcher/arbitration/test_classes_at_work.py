@@ -1,12 +1,12 @@
 """How fast members are beside each other: four with different bottlenecks, and the two classes of AntMan."""
 
 import pytest
-from test_promises import CPU, GPU, Script, speeds
+from test_promises import GPU, PREPROCESS, Script, speeds
 
 
 def on_gpu(min_speed: float, piece_s: float = 1e9) -> Script:
     """Iterations of 100 ms, 70 of them on the GPU, handed over every `piece_s` at most."""
-    return Script(((0, 0.01), (CPU, 0.01), (GPU, 0.07), (3, 0.01)), piece_s=piece_s, min_speed=min_speed)
+    return Script(((0, 0.01), (PREPROCESS, 0.01), (GPU, 0.07), (3, 0.01)), piece_s=piece_s, min_speed=min_speed)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 from virtual_clock import VirtualClock
 
 from muri.launcher.arbitration.arbiter import Arbiter, Waiter, WaitInterruptedError
-from muri.launcher.arbitration.disciplines import CPU, FairArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.fairness import Promises
-from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
+from muri.launcher.job.stage_clock import PREPROCESS, STAGE_COUNT, IterationRecord
 
 GPU = 2
 MINUTE_S = 60.0
@@ -86,7 +86,7 @@ POLITE = Script(((GPU, 0.5), (None, 0.005)), piece_s=0.01)
 
 def short(min_speed: float, *, known: bool = True) -> Script:
     """Iterations of 100 ms, half of them on the GPU."""
-    return Script(((0, 0.02), (CPU, 0.02), (GPU, 0.05), (3, 0.01)), min_speed=min_speed, known=known)
+    return Script(((0, 0.02), (PREPROCESS, 0.02), (GPU, 0.05), (3, 0.01)), min_speed=min_speed, known=known)
 
 
 @pytest.mark.parametrize("promised", [0.5, 0.8, 0.95])
@@ -112,21 +112,21 @@ def test_stage_longer_than_any_credit_still_begins() -> None:
 
 @pytest.mark.parametrize("promises", [(0.8, 0.6), (0.5, 0.9)])
 def test_two_promises_are_kept(promises: tuple[float, float]) -> None:
-    first = Script(((GPU, 0.02), (CPU, 0.08)), min_speed=promises[0])
+    first = Script(((GPU, 0.02), (PREPROCESS, 0.08)), min_speed=promises[0])
     second = Script(((GPU, 0.05), (0, 0.15)), min_speed=promises[1])
     found = speeds([first, second, GREEDY, GREEDY])
     assert all(speed >= promised - 0.02 for speed, promised in zip(found, promises, strict=False))
 
 
 def test_promises_that_cannot_be_kept_are_missed_by_all_alike() -> None:
-    heavy = Script(((GPU, 0.09), (CPU, 0.01)), min_speed=0.5)
+    heavy = Script(((GPU, 0.09), (PREPROCESS, 0.01)), min_speed=0.5)
     found = speeds([heavy] * 4)
     assert max(found) - min(found) < 0.05
     assert sum(found) > 1.05  # the GPU is never kept free for one of them
 
 
 def test_nobody_waits_longer_than_a_minute_for_the_promises_of_others() -> None:
-    heavy = Script(((GPU, 0.09), (CPU, 0.01)), min_speed=0.9)
+    heavy = Script(((GPU, 0.09), (PREPROCESS, 0.01)), min_speed=0.9)
     found = speeds([heavy, heavy, GREEDY], window_s=200.0)
     assert found[2] * 200.0 / GREEDY.solo_s >= 3
 
@@ -157,8 +157,8 @@ def test_a_minute_of_waiting_does_not_make_a_long_stage_go_on_for_ever() -> None
 
 
 def test_many_cores_are_not_kept_free_while_one_is_left() -> None:
-    script = Script(((CPU, 0.5), (None, 0.005)))
-    found = speeds([Script(((CPU, 0.05), (None, 0.05)), min_speed=0.9), script, script], cpus=3)
+    script = Script(((PREPROCESS, 0.5), (None, 0.005)))
+    found = speeds([Script(((PREPROCESS, 0.05), (None, 0.05)), min_speed=0.9), script, script], cpus=3)
     assert min(found) > 0.99
 
 

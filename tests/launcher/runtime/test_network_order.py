@@ -21,10 +21,11 @@ from muri.errors import UsageError
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.arbitration.arbiter import WaitInterruptedError
 from muri.launcher.job.environment import missing_variables, task_of
+from muri.launcher.job.stage_clock import SYNCHRONIZE as NETWORK
 from muri.launcher.runtime.link import RETRY_S, Listener, Place, RankLink, RankLinkError, connect
 from muri.launcher.runtime.main import KEY_VARIABLE, PORT_VARIABLE, parse_place
 from muri.launcher.runtime.member_table import MemberTable
-from muri.launcher.runtime.network_order import NETWORK, Follower, Leader, RankedArbiter, session_key
+from muri.launcher.runtime.network_order import Follower, Leader, RankedArbiter, session_key
 from muri.launcher.runtime.ranks import Ranks
 from muri.launcher.sessions.setup import MemberSession
 

@@ -4,8 +4,8 @@ from collections import defaultdict
 
 import pytest
 
-from muri.launcher.job.stage_clock import StageClock
-from muri.launcher.script.hooks import LOAD, MOST_ACCUMULATED, MOST_BACKWARDS, PREPROCESS, Iterations
+from muri.launcher.job.stage_clock import LOAD, PREPROCESS, StageClock
+from muri.launcher.script.hooks import MOST_ACCUMULATED, MOST_BACKWARDS, Iterations
 
 
 class Loop:
