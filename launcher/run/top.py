@@ -514,7 +514,6 @@ def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
 
 
 def _state(member: Mapping[str, Any]) -> str:
-
     if member.get("paused"):
         return "paused"
     if member.get("state") == "running" and member.get("isolation") == "process":

@@ -215,7 +215,7 @@ class Member:
         mean = [sum(record.stage_s[i] for record in records) / count for i in range(len(STAGES))]
         wait = [sum(record.wait_s[i] for record in records) / count for i in range(len(STAGES))]
         paused = session is not None and session.paused
-        at_work = self.state == "running" and not paused
+        at_work = self.is_at_work
         if paused:
             self.meter = SpeedMeter()  # a pause is not a slowness
         elif at_work:

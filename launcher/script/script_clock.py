@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from muri.launcher.job.environment import task_of
 from muri.launcher.job.stage_clock import STAGE_COUNT, FreePace, Gate, IntervalListener, StageClock, TurnsPace
@@ -21,9 +21,6 @@ from muri.launcher.script.trace import open_trace
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
 from muri.profiler.records import STAGES, UNEXPLAINED_SHARE, UNMARKED, WAITS_UNSEEN
 from muri.text import counted
-
-if TYPE_CHECKING:
-    pass
 
 TIMING_VARIABLE: Final = "MURI_TIMING"
 TRACE_VARIABLE: Final = "MURI_TRACE"

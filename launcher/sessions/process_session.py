@@ -2,7 +2,7 @@
 
 The script's process is a step of the runtime's Slurm job or its child (`process_start`), so it has the GPUs of the
 group's job; everything else belongs to the member, its Python too. Its requests for resources come over channels, one
-for each thread of the script (`wire.process_gate`), and go to the arbiter.
+for each thread of the script (`process_gate`), and go to the arbiter.
 """
 
 import contextlib

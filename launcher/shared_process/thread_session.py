@@ -365,9 +365,6 @@ class ThreadSession(MemberSession):
         self._on_end(self)
 
 
-logger = logging.getLogger("muri.launcher")
-
-
 class Threads:
     """Runs members as threads; see `muri.launcher.threads.SharedProcess`."""
 
