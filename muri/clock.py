@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import datetime, timezone
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 class Clock:
@@ -41,11 +43,15 @@ def now_text() -> str:
 
 def text_of(unix_s: float, timespec: str = "seconds") -> str:
     """A time in seconds since the epoch as ISO 8601 in UTC; `timespec` as datetime.isoformat takes it."""
+    from datetime import datetime, timezone  # takes time to load, and scripts need it rarely
+
     return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec=timespec)
 
 
 def moment(text: str) -> datetime | None:
     """The point in time that a text names, UTC where it names no zone; None when it names none."""
+    from datetime import datetime, timezone
+
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:

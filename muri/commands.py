@@ -14,7 +14,6 @@ from click.shell_completion import CompletionItem
 
 from muri.errors import MuriError
 from muri.inherited import settle
-from muri.pythons import OF_THE_CONTROLLER, what_plans
 from muri.text import nearest, printable, printable_lines
 
 _OF_FULL_DISKS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -116,6 +115,8 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None) 
 
 def _report(error: Exception) -> int:
     """Print one message about an error and return the exit code; an error that is a bug is raised again."""
+    from muri.pythons import OF_THE_CONTROLLER, what_plans  # takes time to load
+
     code = error.exit_code if isinstance(error, (MuriError, click.ClickException)) else 1
     if isinstance(error, MuriError):
         _complain(printable_lines(str(error)))

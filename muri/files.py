@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import stat
 import struct
@@ -81,6 +80,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         yield draft
         if path.exists():
+            import shutil  # takes time to load
+
             shutil.copymode(path, draft)
         draft.replace(path)
     except BaseException:

@@ -13,7 +13,6 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import Any, Final
 
@@ -35,6 +34,8 @@ def nearest(name: str, valid: Iterable[str], most: int = 1) -> list[str]:
 
 def _likeness(one: str, other: str) -> float:
     """Share of letters that agree in order, 1 for all."""
+    from difflib import SequenceMatcher
+
     plain = SequenceMatcher(None, one.lower(), other.lower()).ratio()
     if len(one) >= _SHORTEST_PREFIX and other.lower().startswith(one.lower()):
         return max(plain, _LEAST_LIKENESS)

@@ -19,8 +19,6 @@ from typing import Any, Callable, Final
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.launcher.job.environment import run_of, wait_for_end
-from muri.launcher.job.scheduler import declare_checkpoint, requeue_stopped
-from muri.launcher.job.script import wait_for_gloo_at_exit
 from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.script.checkpoint_store import (
     Batch,
@@ -282,6 +280,10 @@ def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool)
 
     A handler that the script has set is called as well. In a group the runtime delivers the signals.
     """
+    # Takes time to load. It must not be in the thread: a fork meanwhile would leave the import's lock taken.
+    from muri.launcher.job.scheduler import declare_checkpoint as declare
+    from muri.launcher.job.script import wait_for_gloo_at_exit
+
     environment = dict(os.environ)
     if current_script() is None:
         wait_for_gloo_at_exit()
@@ -289,7 +291,7 @@ def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool)
             for number in STOP_SIGNALS:
                 _chain(number, checkpointer)
     if environment.get("SLURM_JOB_ID") and wants_requeue(environment) and first_rank:
-        threading.Thread(target=_declare, args=(environment,), name="declare-checkpoint", daemon=True).start()
+        threading.Thread(target=_declare, args=(environment, declare), name="declare-checkpoint", daemon=True).start()
 
 
 def requeue_if_wanted() -> None:
@@ -312,6 +314,8 @@ def conclude(environment: Mapping[str, str]) -> None:
     job_id = environment.get("SLURM_JOB_ID")
     if not job_id or not wants_requeue(environment) or environment.get("SLURM_PROCID", "0") != "0":
         return
+    from muri.launcher.job.scheduler import requeue_stopped
+
     try:
         if not requeue_stopped(job_id, run_of(environment)):
             return
@@ -338,10 +342,10 @@ def _chain(number: int, checkpointer: BoundaryCheckpointer) -> None:
     signal.signal(number, stop)
 
 
-def _declare(environment: Mapping[str, str]) -> None:
+def _declare(environment: Mapping[str, str], declare: Callable[[str, int], None]) -> None:
     """Tell the controller; if that fails, the job is never preempted, and nothing else is lost."""
     with contextlib.suppress(MuriError):
-        declare_checkpoint(environment["SLURM_JOB_ID"], run_of(environment))
+        declare(environment["SLURM_JOB_ID"], run_of(environment))
 
 
 _process: Final[dict[Any, Any]] = {}

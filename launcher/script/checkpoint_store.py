@@ -15,7 +15,6 @@ import json
 import os
 import random
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -142,7 +141,7 @@ class CheckpointStore:
             (draft / _OWN_PART).write_text(text, encoding="utf-8")
             _flush_tree(draft)
         except Exception as error:
-            shutil.rmtree(draft, ignore_errors=True)
+            _remove([draft])
             raise CheckpointError(_why_not_saved(iteration, error)) from error
         return draft
 
@@ -159,18 +158,22 @@ class CheckpointStore:
 
     def forget_before(self, iteration: int) -> None:
         """Remove older checkpoints, once a newer one is safe."""
-        for older in self.iterations():
-            if older < iteration:
-                shutil.rmtree(self._folder(older), ignore_errors=True)
+        _remove(self._folder(older) for older in self.iterations() if older < iteration)
         self._clear_drafts()
 
     def _clear_drafts(self) -> None:
         for pattern in (".writing-*", ".old-*"):
-            for left in self.place.glob(pattern):
-                shutil.rmtree(left, ignore_errors=True)
+            _remove(self.place.glob(pattern))
 
     def _folder(self, iteration: int) -> Path:
         return self.place / f"iteration-{iteration:010d}"
+
+
+def _remove(folders: Iterable[Path]) -> None:
+    import shutil  # takes time to load, which scripts without checkpoints save
+
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _why_not_saved(iteration: int, error: Exception) -> str:

@@ -47,8 +47,8 @@ CLIENT = """
     import os, sys
     from muri.commands import run_command
     from muri.group_spec import MemberSpec, Place
+    from muri.launcher.job import scheduler
     from muri.launcher.run import command
-    from muri.launcher.script import checkpoint
 
     class Scheduler:
         def await_place(self, job_id):
@@ -66,7 +66,7 @@ CLIENT = """
         return state == "runs"
 
     state = sys.argv.pop(1)
-    command.load_membership, checkpoint.requeue_stopped = Scheduler, requeue_stopped
+    command.load_membership, scheduler.requeue_stopped = Scheduler, requeue_stopped
     sys.exit(run_command(command.run))
 """
 """`muri run` with Slurm's answers made up: the first argument is the state of its job."""
