@@ -25,6 +25,7 @@ import pickle
 import re
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,10 +36,19 @@ from typing import Any, Final
 from muri.clock import GIB, MIB
 from muri.errors import UsageError
 from muri.launcher.job.environment import descendants_of
-from muri.launcher.script.script_facts import WORDS, DatasetReads, Fetch
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, NO_JOB
 
 logger = logging.getLogger("muri.launcher")
+
+WORDS: Final = 8
+"""Whole numbers of 8 bytes that one dataset takes, shared by all processes that read it."""
+
+_OWNER, _ELSEWHERE, _ITEMS, _BYTES, _FETCH_NS, _BLOCKED_NS, _COVERED_NS, _UNTIL_NS = range(WORDS)
+
+UNSEEN_SHARE: Final = 0.01
+"""Where fetching blocks for a smaller share of its time, it hardly reads: memory would change nothing."""
+
+_WAITS: Final = Path("/proc/thread-self/schedstat")
 
 _WORD: Final = 8
 _USED, _KEPT, _LIMIT, _LOOK_AT, _READS = range(5)
@@ -404,6 +414,109 @@ def _tensor(dtype: Any, shape: Sequence[int], elements: bytes) -> Any:
     if not elements:
         return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(bytearray(elements), dtype=dtype).reshape(shape)
+
+
+class Fetch:
+    """A call of the dataset that begins now."""
+
+    def __init__(self) -> None:
+        self.start_ns, self._awake_ns = _clocks()
+        self.end_ns, self.blocked_ns = self.start_ns, 0  # blocked: waiting for something else than a core
+
+    def end(self) -> None:
+        """The dataset has answered."""
+        self.end_ns, awake_ns = _clocks()
+        self.blocked_ns = max(0, self.end_ns - self.start_ns - (awake_ns - self._awake_ns))
+
+
+class DatasetReads:
+    """The reads of one dataset of `length` items, in `WORDS` whole numbers of shared memory, 0 at first.
+
+    It measures how fast a dataset is read, as its cache sees it in a dry run, for the memory axis of sensitivity.
+    Reading is when the thread that fetches an item neither computes nor waits for a core: decoding belongs to the CPU
+    axis. Items count when they are read for the first time.
+    """
+
+    def __init__(self, words: memoryview, length: int) -> None:
+        self._words = words
+        self._length = length
+        self._counts: list[int] = []
+        self._words[_OWNER] = self._words[_OWNER] or os.getpid()
+        known_reads.add(self)
+
+    def add(self, fetch: Fetch, sizes: Collection[int]) -> None:
+        """Count a fetch that has ended, with the bytes of each item; others must not do so in the same moment."""
+        words, begin_ns = self._words, max(fetch.start_ns, self._words[_UNTIL_NS])
+        words[_ITEMS] += len(sizes)
+        words[_BYTES] += sum(sizes)
+        words[_FETCH_NS] += fetch.end_ns - fetch.start_ns
+        words[_BLOCKED_NS] += fetch.blocked_ns
+        words[_COVERED_NS] += max(0, fetch.end_ns - begin_ns)
+        words[_UNTIL_NS] = max(fetch.end_ns, words[_UNTIL_NS])
+        if os.getpid() != words[_OWNER]:
+            words[_ELSEWHERE] = 1
+
+    def iteration_ended(self) -> None:
+        """Remember what was read by now."""
+        self._counts.append(self._words[_ITEMS])
+
+    @property
+    def items(self) -> int:
+        """How many items were read."""
+        return int(self._words[_ITEMS])
+
+    def figures(self) -> dict[str, Any] | None:
+        """Return the figures for a dry run, None where too little was seen.
+
+        These are "items" of the dataset, "item_bytes" as kept, "batch_items" that an iteration reads, "workers"
+        (whether other processes fetch) and "bytes_per_s" of all fetchers together: bytes over the time in which any of
+        them was fetching, as far as they were blocked then.
+        """
+        _, elsewhere, items, size, fetch_ns, blocked_ns, covered_ns, _ = self._words
+        batch_items = per_iteration(self._counts)
+        if not (batch_items and size) or blocked_ns < UNSEEN_SHARE * fetch_ns:
+            return None
+        read_s = covered_ns * blocked_ns / fetch_ns * 1e-9
+        return {
+            "items": self._length,
+            "item_bytes": size / items,
+            "batch_items": batch_items,
+            "bytes_per_s": size / read_s,
+            "workers": bool(elsewhere),
+        }
+
+
+known_reads: Final[weakref.WeakSet[DatasetReads]] = weakref.WeakSet()
+
+
+def per_iteration(counts: Sequence[int]) -> float | None:
+    """Items read in an iteration, from their number after each; None while too few were seen.
+
+    Workers fill their queues before the first iteration ends, and at the end of a small dataset nothing is new. So the
+    second half of the iterations counts, up to the last that read something new.
+    """
+    last = counts.index(counts[-1]) if counts else 0
+    first = last // 2
+    return (counts[last] - counts[first]) / (last - first) if last > first else None
+
+
+def _clocks() -> tuple[int, int]:
+    """Return this moment, and how long this thread has computed, or waited for a core where the kernel tells, by then.
+
+    If the thread loses its core between the readings, they belong to different moments, and all are made again.
+    """
+    waited_ns, before_ns = _waited_ns(), -1
+    while waited_ns != before_ns:
+        now_ns, computed_ns, before_ns = time.monotonic_ns(), time.thread_time_ns(), waited_ns
+        waited_ns = _waited_ns()
+    return now_ns, computed_ns + waited_ns
+
+
+def _waited_ns() -> int:
+    try:
+        return int(_WAITS.read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 SPARE: Final = 0.1

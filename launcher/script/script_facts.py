@@ -13,9 +13,7 @@ import signal
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Callable, Final
 
@@ -44,16 +42,6 @@ _ANCHOR: Final = "muri: anchor"
 _ANCHORS: Final = 8
 _S_PER_NS: Final = 1e-9
 _S_PER_US: Final = 1e-6
-
-WORDS: Final = 8
-"""Whole numbers of 8 bytes that one dataset takes, shared by all processes that read it."""
-
-_OWNER, _ELSEWHERE, _ITEMS, _BYTES, _FETCH_NS, _BLOCKED_NS, _COVERED_NS, _UNTIL_NS = range(WORDS)
-
-UNSEEN_SHARE: Final = 0.01
-"""Where fetching blocks for a smaller share of its time, it hardly reads: memory would change nothing."""
-
-_WAITS: Final = Path("/proc/thread-self/schedstat")
 
 
 def gpu_mem_gib(counter: str) -> float:
@@ -188,113 +176,12 @@ def _duration_s(event: Any) -> float:
     return float(event.duration_ns() * _S_PER_NS if hasattr(event, "duration_ns") else event.duration_us() * _S_PER_US)
 
 
-class Fetch:
-    """A call of the dataset that begins now."""
-
-    def __init__(self) -> None:
-        self.start_ns, self._awake_ns = _clocks()
-        self.end_ns, self.blocked_ns = self.start_ns, 0  # blocked: waiting for something else than a core
-
-    def end(self) -> None:
-        """The dataset has answered."""
-        self.end_ns, awake_ns = _clocks()
-        self.blocked_ns = max(0, self.end_ns - self.start_ns - (awake_ns - self._awake_ns))
-
-
-class DatasetReads:
-    """The reads of one dataset of `length` items, in `WORDS` whole numbers of shared memory, 0 at first.
-
-    It measures how fast a dataset is read, as its cache sees it in a dry run, for the memory axis of sensitivity.
-    Reading is when the thread that fetches an item neither computes nor waits for a core: decoding belongs to the CPU
-    axis. Items count when they are read for the first time.
-    """
-
-    def __init__(self, words: memoryview, length: int) -> None:
-        self._words = words
-        self._length = length
-        self._counts: list[int] = []
-        self._words[_OWNER] = self._words[_OWNER] or os.getpid()
-        _known.add(self)
-
-    def add(self, fetch: Fetch, sizes: Collection[int]) -> None:
-        """Count a fetch that has ended, with the bytes of each item; others must not do so in the same moment."""
-        words, begin_ns = self._words, max(fetch.start_ns, self._words[_UNTIL_NS])
-        words[_ITEMS] += len(sizes)
-        words[_BYTES] += sum(sizes)
-        words[_FETCH_NS] += fetch.end_ns - fetch.start_ns
-        words[_BLOCKED_NS] += fetch.blocked_ns
-        words[_COVERED_NS] += max(0, fetch.end_ns - begin_ns)
-        words[_UNTIL_NS] = max(fetch.end_ns, words[_UNTIL_NS])
-        if os.getpid() != words[_OWNER]:
-            words[_ELSEWHERE] = 1
-
-    def iteration_ended(self) -> None:
-        """Remember what was read by now."""
-        self._counts.append(self._words[_ITEMS])
-
-    @property
-    def items(self) -> int:
-        """How many items were read."""
-        return int(self._words[_ITEMS])
-
-    def figures(self) -> dict[str, Any] | None:
-        """Return the figures for a dry run, None where too little was seen.
-
-        These are "items" of the dataset, "item_bytes" as kept, "batch_items" that an iteration reads, "workers"
-        (whether other processes fetch) and "bytes_per_s" of all fetchers together: bytes over the time in which any of
-        them was fetching, as far as they were blocked then.
-        """
-        _, elsewhere, items, size, fetch_ns, blocked_ns, covered_ns, _ = self._words
-        batch_items = per_iteration(self._counts)
-        if not (batch_items and size) or blocked_ns < UNSEEN_SHARE * fetch_ns:
-            return None
-        read_s = covered_ns * blocked_ns / fetch_ns * _S_PER_NS
-        return {
-            "items": self._length,
-            "item_bytes": size / items,
-            "batch_items": batch_items,
-            "bytes_per_s": size / read_s,
-            "workers": bool(elsewhere),
-        }
-
-
-_known: weakref.WeakSet[DatasetReads] = weakref.WeakSet()
-
-
-def per_iteration(counts: Sequence[int]) -> float | None:
-    """Items read in an iteration, from their number after each; None while too few were seen.
-
-    Workers fill their queues before the first iteration ends, and at the end of a small dataset nothing is new. So the
-    second half of the iterations counts, up to the last that read something new.
-    """
-    last = counts.index(counts[-1]) if counts else 0
-    first = last // 2
-    return (counts[last] - counts[first]) / (last - first) if last > first else None
-
-
-def _clocks() -> tuple[int, int]:
-    """Return this moment, and how long this thread has computed, or waited for a core where the kernel tells, by then.
-
-    If the thread loses its core between the readings, they belong to different moments, and all are made again.
-    """
-    waited_ns, before_ns = _waited_ns(), -1
-    while waited_ns != before_ns:
-        now_ns, computed_ns, before_ns = time.monotonic_ns(), time.thread_time_ns(), waited_ns
-        waited_ns = _waited_ns()
-    return now_ns, computed_ns + waited_ns
-
-
-def _waited_ns() -> int:
-    try:
-        return int(_WAITS.read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
 class DryRunRecorder:
     """One dry run, fed by the clock's listeners."""
 
     def __init__(self, request: DryRunRequest) -> None:
+        from muri.launcher.script.dataset_cache import known_reads  # loads much, which only a dry run needs
+
         self._request = request
         self._course = Course(request.limits)
         self._gradients = GradientSize()
@@ -304,6 +191,7 @@ class DryRunRecorder:
         self._trace: OperatorTrace | None = None
         self._progress_s = 0.0
         self._done = False
+        self._reads = known_reads
         self.hold = self._course.hold
         self.works_ahead = self._course.works_ahead
 
@@ -312,7 +200,7 @@ class DryRunRecorder:
         if self._done:  # the script swallowed the SystemExit below
             os._exit(0)
         now_s = time.perf_counter()
-        for reads in list(_known):
+        for reads in list(self._reads):
             reads.iteration_ended()
         if self._disturbance is None:
             self._disturbance = Disturbance()
@@ -346,7 +234,7 @@ class DryRunRecorder:
         except (TooShortError, ProfileError) as error:
             return {"error": str(error)}
         more: dict[str, Any] = {"accumulates": True} if leaves_steps_to_scheduler.is_set() else {}
-        most_read = max(_known, key=lambda reads: reads.items, default=None)
+        most_read = max(self._reads, key=lambda reads: reads.items, default=None)
         if most_read is not None and (reads := most_read.figures()) is not None:
             more[READS] = reads
         return {**figures.to_dict(), "steady_since_s": self._course.steady_since_s, **more}

@@ -9,9 +9,8 @@ from launcher_harness import Launcher
 from torch.utils.data import DataLoader
 
 from muri.clock import MIB
-from muri.launcher.script import script_facts
-from muri.launcher.script.dataset_cache import cache, encode
-from muri.launcher.script.script_facts import WORDS, DatasetReads, Fetch, per_iteration
+from muri.launcher.script import dataset_cache
+from muri.launcher.script.dataset_cache import WORDS, DatasetReads, Fetch, cache, encode, per_iteration
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, READS
 
 MS = 1_000_000
@@ -96,10 +95,10 @@ class BusyMachine:
 @pytest.mark.parametrize("loses_core_at", range(1, 9))
 def test_whenever_a_thread_loses_its_core_that_is_no_reading(monkeypatch, loses_core_at):
     machine = BusyMachine(loses_core_at)
-    monkeypatch.setattr(script_facts, "time", SimpleNamespace(
+    monkeypatch.setattr(dataset_cache, "time", SimpleNamespace(
         monotonic_ns=lambda: machine.read("now_ns"), thread_time_ns=lambda: machine.read("computed_ns")
     ))  # fmt: skip
-    monkeypatch.setattr(script_facts, "_waited_ns", lambda: machine.read("waited_ns"))
+    monkeypatch.setattr(dataset_cache, "_waited_ns", lambda: machine.read("waited_ns"))
     fetch = Fetch()
     machine.sleep(50 * MS)
     fetch.end()
