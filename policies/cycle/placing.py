@@ -92,11 +92,9 @@ def _takes(unit: Running, members: Members, memory_gib: float, memory_of: Memory
     return open_to_all and sum(job.mem_gib for job in joining) <= unit.spare_mem_gib
 
 
-def unit_of(
-    members: Members, gpu_mem_gib: float = 0.0, notes: tuple[Reason, ...] = (), memory_of: MemoryOf | None = None
-) -> Unit:
+def unit_of(members: Members, gpu_mem_gib: float = 0.0, memory_of: MemoryOf | None = None) -> Unit:
     """A unit of these jobs, which continues a running unit where it can."""
-    return Unit(members, gpu_mem_gib, running_unit(members, gpu_mem_gib, memory_of), notes)
+    return Unit(members, gpu_mem_gib, running_unit(members, gpu_mem_gib, memory_of))
 
 
 class Placement(NamedTuple):

@@ -29,9 +29,9 @@ def plural(count: int, noun: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def blanks(count: int, blank: str = "{}") -> str:
+def blanks(count: int) -> str:
     """Blanks for a list: "{}, {} and {}"."""
-    return " and ".join(filter(None, (", ".join([blank] * (count - 1)), blank)))
+    return " and ".join(filter(None, (", ".join(["{}"] * (count - 1)), "{}")))
 
 
 def grouped(job_ids: Sequence[int], efficiency: float, total_speed: float) -> Reason:
