@@ -19,6 +19,8 @@ a runtime that was stopped alone. It writes the cause to the runtime's log and t
 so that the runtime can end its scripts. A frozen one can end nothing and is killed.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import logging
@@ -31,11 +33,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from muri.errors import UsageError
 from muri.inherited import settle_own
-from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.job.environment import (
     HANG_TIMEOUT_VARIABLE,
     MURIS_OWN,
@@ -44,7 +45,10 @@ from muri.launcher.job.environment import (
     threads_of,
     threads_of_trees,
 )
-from muri.launcher.sessions.setup import MemberSession, Roots
+
+if TYPE_CHECKING:  # the watchdog needs neither
+    from muri.launcher.arbitration.arbiter import PausingArbiter
+    from muri.launcher.sessions.setup import MemberSession, Roots
 
 logger = logging.getLogger("muri.launcher")
 
@@ -499,13 +503,13 @@ class Watchdog:
         if self._process is not None:
             self._process.kill()
 
-    def _listen(self, process: "subprocess.Popen[str]") -> None:
+    def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         cause = process.stdout.readline().strip()
         if cause:
             self._on_hang(cause)
 
-    def _beat(self, process: "subprocess.Popen[str]") -> None:
+    def _beat(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
         pause = threading.Event()
         with contextlib.suppress(OSError):  # the watchdog has ended
