@@ -251,11 +251,15 @@ class _Tuner:
     def _fitting(self, job: PlanJob, nodes: Sequence[str], *, proportional: bool) -> list[str]:
         """Of nodes with enough GPUs those that have the CPUs and the memory, too."""
         servers, needs = self._servers, {}
+        found = []
         for name in nodes:
-            if servers.kind[name] not in needs:
+            kind = servers.kind[name]
+            if kind not in needs:
                 each = self._each(job, name, proportional=proportional)
-                needs[servers.kind[name]] = Demand(each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
-        return [name for name in nodes if servers.has_cpus_and_mem(name, needs[servers.kind[name]])]
+                needs[kind] = Demand(each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
+            if servers.has_cpus_and_mem(name, needs[kind]):
+                found.append(name)
+        return found
 
     def _seat(self, contender: Contender, name: str, *, proportional: bool) -> Seat:
         gpus = (NodeShare(name, contender.job.gpu_count),)
