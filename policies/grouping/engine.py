@@ -13,9 +13,7 @@ from scipy.sparse import csc_array
 
 from muri.policies.grouping.certified import match_dense
 from muri.policies.grouping.exchange import Assembly, Exchange
-from muri.policies.grouping.highs import linear_value
 from muri.policies.grouping.kway import Limits, all_columns, choose_columns, column_count
-from muri.policies.grouping.matching import match_types
 from muri.policies.grouping.problem import (
     Appraiser,
     BucketGroups,
@@ -27,6 +25,7 @@ from muri.policies.grouping.problem import (
     kinds_of,
 )
 from muri.policies.grouping.rounds import Rounds, form_units
+from muri.policies.grouping.solvers import linear_value, match_types
 from muri.policies.options import PolicyOptions
 from muri.policies.speed import Indices, SpeedModel
 from muri.policies.types import Certificate

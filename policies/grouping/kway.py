@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from muri.policies.grouping.highs import LinearProgram, SolverError, solve_integer
 from muri.policies.grouping.problem import Appraiser, Kind, coefficients
+from muri.policies.grouping.solvers import LinearProgram, SolverError, solve_integer
 from muri.policies.options import PolicyOptions
 from muri.policies.speed import Floats, Indices, SpeedModel
 

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from muri.policies.grouping.matching import match_types, match_weights
 from muri.policies.grouping.problem import Appraiser, BucketProblem, Kind, Kinds, Members
+from muri.policies.grouping.solvers import match_types, match_weights
 from muri.policies.options import PolicyOptions
 from muri.policies.speed import Floats, Indices, SpeedModel
 

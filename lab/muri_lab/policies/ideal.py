@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.sparse import coo_array, csc_array
 
-from muri.policies.grouping.highs import LinearProgram, SolverError, solve_integer
+from muri.policies.grouping.solvers import LinearProgram, SolverError, solve_integer
 from muri.policies.speed import Floats
 from muri.policies.traits import Demand
 

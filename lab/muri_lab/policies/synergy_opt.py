@@ -8,7 +8,7 @@ import numpy as np
 from scipy.sparse import coo_array, csc_array
 
 from muri.policies.cycle.free_gpus import Shares
-from muri.policies.grouping.highs import solve_integer
+from muri.policies.grouping.solvers import solve_integer
 from muri.policies.siblings.mechanisms import tune
 from muri.policies.siblings.shares import (
     SLACK,

@@ -18,7 +18,7 @@ from muri.policies.grouping.certified import (
     solve_assignment,
     whole_weights,
 )
-from muri.policies.grouping.matching import match_weights
+from muri.policies.grouping.solvers import match_weights
 from muri.policies.options import MATCHINGS, OptionsError
 
 EXACT = ("certified", "rustworkx", "networkx")

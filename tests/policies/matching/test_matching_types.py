@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.grouping import matching as solve
+from muri.policies.grouping import solvers
 from muri.policies.grouping.certified import WeightsError
-from muri.policies.grouping.matching import match_types, match_weights
+from muri.policies.grouping.solvers import match_types, match_weights
 
 
 @st.composite
@@ -68,7 +68,7 @@ def test_odd_counts_need_the_integer_program():
 
 def test_a_bound_that_is_not_reached_is_reported(monkeypatch):
     triangle = np.ones((3, 3)) - np.eye(3)
-    monkeypatch.setattr(solve, "_close", lambda values, jobs, potential, amount: (amount, 1.5 * values.max()))
+    monkeypatch.setattr(solvers, "_close", lambda values, jobs, potential, amount: (amount, 1.5 * values.max()))
     assert match_types(triangle, [1, 1, 1]).gap == pytest.approx(1 / 3)
 
 

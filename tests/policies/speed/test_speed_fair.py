@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csc_array
 from speed_builders import one_group, shape, shapes
 
-from muri.policies.grouping.highs import linear_value
+from muri.policies.grouping.solvers import linear_value
 from muri.policies.lockstep import Lockstep
 from muri.policies.speed import CHUNK, Fair, SpeedModelError, figures_of
 from muri.profiler.records import ProfileError

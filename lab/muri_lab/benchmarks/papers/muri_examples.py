@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from muri.policies.grouping.matching import match_weights
+from muri.policies.grouping.solvers import match_weights
 from muri.policies.lockstep import Lockstep, Reference
 from muri.policies.speed import Evaluation, Fair, Shape, SpeedModel, shape_of
 from muri.simulator.traces.models import measured_models

@@ -5,8 +5,8 @@ import pytest
 from scipy.optimize import linprog
 from scipy.sparse import csc_array
 
-from muri.policies.grouping import highs
-from muri.policies.grouping.highs import LinearProgram, SolverError, linear_value, solve_integer
+from muri.policies.grouping import solvers
+from muri.policies.grouping.solvers import LinearProgram, SolverError, linear_value, solve_integer
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -42,7 +42,7 @@ def test_a_program_without_a_solution_says_so():
 
 
 def test_a_solver_that_goes_on_and_on_is_stopped(monkeypatch):
-    monkeypatch.setattr(highs, "_ITERATIONS", 1)
+    monkeypatch.setattr(solvers, "_ITERATIONS", 1)
     matrix = csc_array(np.vstack([np.eye(8), np.ones(8)]))
     with pytest.raises(SolverError, match="Iteration limit"):
         linear_value(np.arange(1.0, 9.0), matrix, np.full(9, 4.5), np.full(8, 9.0))
