@@ -35,7 +35,7 @@ local CARRIER = "SLURM_SPANK_MURI_JOB" -- from which the plugin sets MURI_JOB in
 local FINGERPRINT_BYTES = 65536 -- slurmctld waits while a script is read, so long scripts are read in part
 
 -- The keys of --muri in the order of the mark; "max" of a name counts characters, of a time seconds. The same keys stand in
--- slurm_plugin/records/comment_tags.py, in the help in slurm_plugin/spank/client.c and in docs/sbatch-option.md.
+-- slurm_plugin/records/comment_tags.py, in the help in slurm_plugin/spank/spank.c and in docs/sbatch-option.md.
 M.KEYS = {
   { name = "model", form = "model=NAME", type = "name", max = 64, example = "model=resnet18",
     help = "name under which the training profile is kept" },

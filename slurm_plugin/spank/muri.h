@@ -1,4 +1,4 @@
-/* What the plugin's files share that needs no header of Slurm; context.h has the rest. */
+/* The parts of the plugin that need no header of Slurm; spank.c has the rest. */
 #ifndef MURI_H
 #define MURI_H
 
@@ -17,6 +17,7 @@ enum {
 	MURI_TEXTS_SIZE = MURI_LAYERS * (MURI_LAYER_SIZE + 1),
 };
 
+/* Nothing is noted while all is zero. */
 struct muri_options {
 	struct {
 		char texts[MURI_LAYER_SIZE];	/* "c:model=a;c:alone": a letter for the layer before each text */
@@ -24,8 +25,6 @@ struct muri_options {
 		bool refused;	/* --no-muri */
 	} layer[MURI_LAYERS];
 };
-
-void muri_options_clear(struct muri_options *options);
 
 /* Note a --muri[=text] in a layer. Returns NULL, or the reason for which the user must change it. */
 const char *muri_options_want(struct muri_options *options, enum muri_layer layer, const char *text);
@@ -48,7 +47,7 @@ bool muri_is_mark(const char *text);
 /* True for 0, no, off and false, in any case. */
 bool muri_says_no(const char *text);
 
-/* command_line.c: the words of this process's command line, as the user gave them. */
+/* facts.c: the words of this process's command line, as the user gave them, and the facts made of them. */
 
 struct muri_words {
 	char *text;	/* the words, each with its NUL; NULL when they cannot be read */
@@ -76,9 +75,8 @@ bool muri_argument_is(const char *text, size_t size, int index, const char *name
 bool muri_on_command_line(const char *name, const char *value);
 
 /*
- * facts.c: facts that only the submitting process knows, the words of its command line and the Python of its
- * environment. They travel beside the mark as one word in a safe alphabet, read by muri.lua and
- * muri.slurm_plugin.records.comment_tags:
+ * Facts that only the submitting process knows: the words of its command line and the Python of its environment. They
+ * travel beside the mark as one word in a safe alphabet, read by muri.lua and muri.slurm_plugin.records.comment_tags:
  *
  *   1.ENVIRONMENT.LINE.PYTHON.ARGUMENTS
  *

@@ -7,11 +7,6 @@
 static const char ALPHABET[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+/-:=,";
 static const char CONTRADICTION[] = "--muri and --no-muri contradict each other; keep one";
 
-void muri_options_clear(struct muri_options *options)
-{
-	memset(options, 0, sizeof(*options));
-}
-
 const char *muri_options_want(struct muri_options *options, enum muri_layer layer, const char *text)
 {
 	static const char letters[] = {[MURI_SCRIPT] = 's', [MURI_ENVIRONMENT] = 'e', [MURI_COMMAND_LINE] = 'c'};

@@ -1,8 +1,17 @@
 /*
- * Entry points of the SPANK plugin: sbatch --muri, salloc --muri, srun --muri.
+ * Entry points of the SPANK plugin: sbatch --muri, salloc --muri, srun --muri. These put a mark on the job, which
+ * job_submit/muri.lua reads.
  * The plugin never fails a job. It refuses only a mistake in the user's own option, at submit.
  */
-#include "context.h"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <slurm/spank.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
 #include "muri.h"
 
 #define PUBLIC __attribute__((visibility("default")))
@@ -10,6 +19,226 @@
 #pragma GCC visibility push(default)
 SPANK_PLUGIN(muri, 1)
 #pragma GCC visibility pop
+
+/*
+ * Entries of the job control environment, read by job_submit/muri.lua: the option's texts, those of a job that is only
+ * tested, and the facts. Slurm exports an entry NAME as SLURM_SPANK_NAME, and keeps SLURM_* variables whatever --export
+ * says.
+ */
+#define MURI_OPTION_NAME "MURI_OPTION"
+#define MURI_OPTION_CARRIER "SLURM_SPANK_MURI_OPTION"
+#define MURI_TESTED_NAME "MURI_TESTED"
+#define MURI_FACTS_NAME "MURI_FACTS"
+#define MURI_FACTS_CARRIER "SLURM_SPANK_MURI_FACTS"
+
+/* The mark travels in this variable, and the job finds it in the other. */
+#define MURI_CARRIER "SLURM_SPANK_MURI_JOB"
+#define MURI_JOB_VARIABLE "MURI_JOB"
+
+/* The variables in which Slurm exports the options of a job: a fixed prefix, plugin, option. */
+#define MURI_EXPORTED "SLURM_SPANK__SLURM_SPANK_OPTION_muri_muri"
+#define MURI_EXPORTED_NO "SLURM_SPANK__SLURM_SPANK_OPTION_muri_no_muri"
+
+enum { OPTION_MURI = 1, OPTION_NO_MURI = 2 };
+
+/* The options of this process so far. */
+static struct muri_options given;
+
+/* Tell the user why an option is refused, if it is. Returns 0, or -1 for a refusal. */
+static int report(const char *source, const char *refusal)
+{
+	if (refusal)
+		slurm_error("muri: %s: %s", source, refusal);
+	return refusal ? -1 : 0;
+}
+
+static enum muri_layer layer_of(const char *name, const char *value)
+{
+	/* srun and salloc have no script; only the allocator context of sbatch needs the question. */
+	if (spank_context() != S_CTX_ALLOCATOR)
+		return MURI_COMMAND_LINE;
+	return muri_on_command_line(name, value) ? MURI_COMMAND_LINE : MURI_SCRIPT;
+}
+
+/*
+ * True if Slurm calls back for a variable that it exported itself, not for an option that a user
+ * wrote. For a heterogeneous job, sbatch passes the options of the previous component this way,
+ * with the text "(null)" for an option without a value.
+ */
+static bool is_exported(const char *text, const char *variable)
+{
+	return text && text == getenv(variable);
+}
+
+static int on_muri(int value, const char *text, int remote)
+{
+	(void)value;
+	/* In slurmstepd the mark is read from the environment. */
+	if (remote || is_exported(text, MURI_EXPORTED))
+		return 0;
+	return report("--muri", muri_options_want(&given, layer_of("muri", text), text));
+}
+
+static int on_no_muri(int value, const char *text, int remote)
+{
+	(void)value;
+	if (remote || is_exported(text, MURI_EXPORTED_NO))
+		return 0;
+	return report("--no-muri", muri_options_refuse(&given, layer_of("no-muri", NULL)));
+}
+
+static struct spank_option table[] = {
+	{
+		.name = "muri",
+		.arginfo = "[key=value,...]",
+		.usage = "let Muri share the job's GPUs with other training jobs. Keys: "
+			 "model=NAME (name under which the training profile is kept), "
+			 "batch-size=N (samples per iteration on one GPU), "
+			 "duration=TIME (expected run time alone: minutes, HH:MM:SS, 90m, 2h), "
+			 "checkpoint (the job writes checkpoints and may be stopped and resumed), "
+			 "alone (profile the job but never group it with others), "
+			 "accumulate=N (the script can split each batch into up to N parts (muri.accumulate)), "
+			 "min-speed=X (least speed beside others, as a share of its speed alone), "
+			 "opportunistic (the job only asks for what others leave over). "
+			 "sbatch also reads SBATCH_MURI=1 or SBATCH_MURI=key=value,...",
+		.has_arg = 2,
+		.val = OPTION_MURI,
+		.cb = on_muri,
+	},
+	{
+		.name = "no-muri",
+		.usage = "submit an ordinary job, whatever the script or SBATCH_MURI says",
+		.has_arg = 0,
+		.val = OPTION_NO_MURI,
+		.cb = on_no_muri,
+	},
+};
+
+static int register_options(spank_t spank)
+{
+	static bool done;
+
+	if (done)
+		return 0;
+	done = true;
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		spank_err_t failure = spank_option_register(spank, &table[i]);
+
+		if (failure != ESPANK_SUCCESS) {
+			slurm_error("muri: cannot register --%s: %s", table[i].name, spank_strerror(failure));
+			return -1;
+		}
+	}
+	return 0;
+}
+
+static int client_init(spank_t spank)
+{
+	/*
+	 * Slurm exports the options of a job into its environment, and sbatch, salloc and srun take
+	 * them up again from there. A job submitted from inside a Muri job must not be marked unasked,
+	 * and a step must not be refused because its job's script and command line disagreed.
+	 */
+	unsetenv(MURI_EXPORTED);
+	unsetenv(MURI_EXPORTED_NO);
+	return register_options(spank);
+}
+
+/* Read SBATCH_MURI, unless the command line says --no-muri. Returns 0, or -1 after telling the user. */
+static int read_environment(void)
+{
+	const char *text = getenv("SBATCH_MURI");
+
+	if (strcmp(program_invocation_short_name, "salloc") == 0)
+		return 0;	/* sbatch alone reads SBATCH_ variables */
+	if (!text || !*text || muri_says_no(text) || given.layer[MURI_COMMAND_LINE].refused)
+		return 0;
+	return report("SBATCH_MURI", muri_options_want(&given, MURI_ENVIRONMENT, text));
+}
+
+static bool is_sbatch(void)
+{
+	return strcmp(program_invocation_short_name, "sbatch") == 0;
+}
+
+/* Add the facts that only this process knows. A job without them is Muri's as well, but with unknown arguments. */
+static void add_facts(spank_t spank)
+{
+	struct muri_words words = muri_command_line();
+	char facts[MURI_FACTS_SIZE];
+
+	/* sbatch has read its options: the next word is the batch script, whatever follows is its own. */
+	if (is_sbatch() && words.text && muri_facts(words.text, words.size, optind, facts) == 0)
+		spank_job_control_setenv(spank, MURI_FACTS_NAME, facts, 1);
+	muri_words_free(&words);
+}
+
+/*
+ * Whether sbatch only asks when Slurm would start the job: behind the gate that is never. Slurm tells neither plugins
+ * nor slurmctld's job_submit that no job is to come of it, so the command line must.
+ */
+static bool only_tests(void)
+{
+	struct muri_words words = muri_command_line();
+	bool found = is_sbatch() && muri_says(&words, optind, "--test-only");
+
+	muri_words_free(&words);
+	return found;
+}
+
+/* Set the texts for slurmctld's job_submit, and the job's MURI_JOB, which job_submit writes anew for a batch job. */
+static int mark_job(spank_t spank, const char *texts)
+{
+	char text[MURI_TEXTS_SIZE];
+	spank_err_t failure = spank_job_control_setenv(spank, MURI_OPTION_NAME, texts, 1);
+
+	muri_options_mark(texts, text);
+	if (failure == ESPANK_SUCCESS && setenv(MURI_CARRIER, text, 1) == 0)
+		return 0;
+	slurm_error("muri: cannot mark the job (%s); it is submitted as an ordinary job", spank_strerror(failure));
+	return -1;
+}
+
+/* Remove variables inherited from an outer job. */
+static void unmark_job(spank_t spank)
+{
+	spank_job_control_unsetenv(spank, MURI_OPTION_NAME);
+	spank_job_control_unsetenv(spank, MURI_FACTS_NAME);
+	unsetenv(MURI_OPTION_CARRIER);
+	unsetenv(MURI_FACTS_CARRIER);
+	unsetenv(MURI_CARRIER);
+	unsetenv(MURI_JOB_VARIABLE);
+}
+
+static int apply(spank_t spank)
+{
+	char texts[MURI_TEXTS_SIZE];
+
+	unmark_job(spank);
+	if (!muri_options_result(&given, texts))
+		return 0;
+	if (only_tests()) {
+		slurm_info("muri: tested as an ordinary job; Muri may start it at another time");
+		spank_job_control_setenv(spank, MURI_TESTED_NAME, texts, 1);
+		return 0;
+	}
+	add_facts(spank);
+	return mark_job(spank, texts);
+}
+
+static int allocator_post_options(spank_t spank)
+{
+	if (read_environment()) {
+		/*
+		 * Slurm ignores the return value of an `optional` plugin here, and the job would be submitted in a
+		 * way that the user did not ask for. Nothing has been sent yet: end the command. Not exit(): Slurm's
+		 * exit handler would unload this code while it runs.
+		 */
+		slurm_error("muri: the job is not submitted");
+		_exit(EXIT_FAILURE);
+	}
+	return apply(spank);
+}
 
 static void check_arguments(int count, char *arguments[])
 {
@@ -35,7 +264,7 @@ static int remote_init(spank_t spank)
 {
 	/* As root, and for every job: a pilot job has no mark, and a job's environment is its user's to write. */
 	make_run_dir(spank);
-	return muri_register_options(spank);
+	return register_options(spank);
 }
 
 static int remote_user_init(spank_t spank)
@@ -59,7 +288,7 @@ PUBLIC int slurm_spank_init(spank_t spank, int count, char *arguments[])
 	case S_CTX_ALLOCATOR:
 	case S_CTX_LOCAL:
 		check_arguments(count, arguments);
-		return muri_client_init(spank);
+		return client_init(spank);
 	case S_CTX_REMOTE:
 		return remote_init(spank);
 	default:
@@ -73,9 +302,10 @@ PUBLIC int slurm_spank_init_post_opt(spank_t spank, int count, char *arguments[]
 	(void)arguments;
 	switch (spank_context()) {
 	case S_CTX_ALLOCATOR:
-		return muri_allocator_post_options(spank);
+		return allocator_post_options(spank);
 	case S_CTX_LOCAL:
-		return muri_local_post_options(spank);
+		/* Without an option of its own a step keeps its job's mark. */
+		return muri_options_given(&given) ? apply(spank) : 0;
 	default:
 		return 0;
 	}

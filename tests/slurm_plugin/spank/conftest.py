@@ -14,7 +14,7 @@ from option_sources import JOB_SUBMIT_SOURCE, SPANK_SOURCE, Outcome
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program that shows what sbatch would send."""
     target = tmp_path_factory.mktemp("spank-build") / "muri_try"
-    sources = [SPANK_SOURCE / f"{name}.c" for name in ("options", "command_line", "facts")]
+    sources = [SPANK_SOURCE / f"{name}.c" for name in ("options", "facts")]
     sources.append(Path(__file__).with_name("try_main.c"))
     # The sanitizers turn a read or write out of bounds into a failed test.
     flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_POSIX_C_SOURCE=200809L"]

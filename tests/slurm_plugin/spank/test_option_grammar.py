@@ -109,7 +109,7 @@ def test_the_examples_of_the_table_are_valid(options: Options, key: dict[str, An
 
 def test_python_the_help_of_sbatch_and_the_page_know_the_same_keys() -> None:
     assert [attribute(key) for key in KEYS] == list(SubmitRequest.__dataclass_fields__)
-    help_text = re.sub(r'"\s+"', "", (SPANK_SOURCE / "client.c").read_text(encoding="utf-8"))
+    help_text = re.sub(r'"\s+"', "", (SPANK_SOURCE / "spank.c").read_text(encoding="utf-8"))
     assert f"Keys: {', '.join('{form} ({help})'.format(**key) for key in KEYS)}. sbatch" in help_text
     page = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ", page.partition("## Keys")[2].partition("\n## ")[0], re.MULTILINE)

@@ -10,7 +10,7 @@ from option_sources import SPANK_SOURCE
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     target = tmp_path_factory.mktemp("origin") / "origin.so"
-    source = SPANK_SOURCE / "command_line.c"
+    source = SPANK_SOURCE / "facts.c"
     subprocess.run(["cc", "-std=c11", "-shared", "-fPIC", "-o", target, source], check=True)
     loaded = ctypes.CDLL(str(target))
     loaded.muri_argument_is.restype = ctypes.c_bool

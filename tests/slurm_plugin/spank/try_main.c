@@ -56,9 +56,8 @@ static int take(struct muri_options *options, const char *argument)
 static int show_options(int count, char *arguments[])
 {
 	char texts[MURI_TEXTS_SIZE], mark[MURI_TEXTS_SIZE];
-	struct muri_options options;
+	struct muri_options options = {0};
 
-	muri_options_clear(&options);
 	for (int i = 0; i < count; i++) {
 		int status = take(&options, arguments[i]);
 
