@@ -32,7 +32,6 @@ from muri.profiler.records import (
     ITERATION_S,
     ITERATIONS,
     RATIO,
-    RESOURCES,
     SHARE,
     TIME_S,
     VARIATION,
@@ -53,23 +52,10 @@ PAIRS: Final = "interference"
 MEASURED: Final = "measured"
 LEARNT: Final = "learnt"
 
-_CPU: Final = RESOURCES.index("cpu")
 
-
-def estimated_ratio(a: StageProfile, b: StageProfile, cores: float | None = None) -> float:
-    """ξ of two jobs side by side, the same for both; 1 ≤ ξ ≤ 5.
-
-    Args:
-        a: Profile of one job.
-        b: Profile of the other.
-        cores: Cores of the device's node, where known: jobs that need no more than these together don't
-            meet at the CPU. Without it, or where a profile does not say how many it uses, the CPU is
-            one resource like the others.
-    """
-    needs = (a.detail.cpu_cores, b.detail.cpu_cores)
-    enough = cores is not None and None not in needs and sum(need or 0.0 for need in needs) <= cores
-    shares = enumerate(zip(busy_shares(a), busy_shares(b), strict=True))
-    return 1 + sum(share_a * share_b for index, (share_a, share_b) in shares if not (enough and index == _CPU))
+def estimated_ratio(a: StageProfile, b: StageProfile) -> float:
+    """ξ of two jobs side by side, the same for both; 1 ≤ ξ ≤ 5."""
+    return 1 + sum(share_a * share_b for share_a, share_b in zip(busy_shares(a), busy_shares(b), strict=True))
 
 
 def busy_shares(profile: StageProfile) -> tuple[float, ...]:

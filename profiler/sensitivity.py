@@ -309,9 +309,9 @@ def measured_overlap(iteration_s: float, owned_s: float, busy_s: float) -> float
     return min(1.0, max(0.0, (busy_s - owned_s) / shorter_s)) if shorter_s > 0 else 0.0
 
 
-def cache_sizes(dataset: Dataset, columns: int = 5) -> tuple[float, ...]:
-    """Evenly spaced cache sizes from nothing to the whole dataset, in GiB."""
-    return tuple(dataset.dataset_gib * index / (columns - 1) for index in range(columns))
+def cache_sizes(dataset: Dataset) -> tuple[float, ...]:
+    """Five evenly spaced cache sizes from nothing to the whole dataset, in GiB."""
+    return tuple(dataset.dataset_gib * index / 4 for index in range(5))
 
 
 @dataclass(frozen=True, slots=True)

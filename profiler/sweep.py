@@ -226,9 +226,7 @@ def size_gib(files: Iterable[Path]) -> float:
     return sum(path.stat().st_size for path in files) / GIB
 
 
-def measure_bandwidth(
-    files: Sequence[Path], *, limit_mib: float = READ_LIMIT_MIB, limit_s: float = READ_LIMIT_S
-) -> ReadBandwidth:
+def measure_bandwidth(files: Sequence[Path], *, limit_mib: float = READ_LIMIT_MIB) -> ReadBandwidth:
     """Read files in a shuffled order, as training does, until a limit is reached.
 
     Raises:
@@ -246,7 +244,7 @@ def measure_bandwidth(
                 while count := os.readv(fd, [buffer]):
                     read_bytes += count
                     spent_s = time.perf_counter() - begin_s
-                    if read_bytes >= limit_mib * MIB or spent_s >= limit_s:
+                    if read_bytes >= limit_mib * MIB or spent_s >= READ_LIMIT_S:
                         return ReadBandwidth(read_bytes / MIB / spent_s, read_bytes / MIB, direct)
             except OSError as error:
                 raise SensitivityError(f"cannot read {path}: {error.strerror}") from error

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from sandbox import instance, lifecycle
@@ -309,13 +308,13 @@ def examine(driver: Driver, progress: Progress, questions: Collection[str] = PRO
     return Release(driver.instance.suite, driver.instance.slurm_version, answers)
 
 
-def examine_suite(suite: str, progress: Progress, name: str = "matrix") -> Release:
+def examine_suite(suite: str, progress: Progress) -> Release:
     """Start a sandbox of a suite as a site has it, ask it, and take it down."""
-    lifecycle.up(name, SUITES[suite], SHAPE, progress)
+    lifecycle.up("matrix", SUITES[suite], SHAPE, progress)
     try:
-        return examine(Driver(instance.require(name)), progress)
+        return examine(Driver(instance.require("matrix")), progress)
     finally:
-        lifecycle.down(name, progress)
+        lifecycle.down("matrix", progress)
 
 
 def page(releases: Sequence[Release], date: datetime.date) -> str:
@@ -333,9 +332,9 @@ def _order(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-def write_page(releases: Sequence[Release], path: Path = PAGE) -> None:
+def write_page(releases: Sequence[Release]) -> None:
     """Write the page."""
-    path.write_text(page(releases, datetime.datetime.now(datetime.UTC).date()), encoding="utf-8")
+    PAGE.write_text(page(releases, datetime.datetime.now(datetime.UTC).date()), encoding="utf-8")
 
 
 def answers_on_page(text: str) -> dict[str, dict[str, str]]:

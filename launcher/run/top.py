@@ -303,13 +303,13 @@ def _checked(status: Any) -> dict[str, Any]:
     return dict(status)
 
 
-def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = True) -> GroupView:
+def read_group(path: Path, *, follow_links: bool = True) -> GroupView:
     """Read one status file.
 
     Raises:
         StatusFileError: It is missing, unreadable or something else.
     """
-    now_s = now_s or time.time()
+    now_s = time.time()
     try:
         value, written_s = _read(path, 0 if follow_links else os.O_NOFOLLOW)
         status = _checked(value)

@@ -113,11 +113,11 @@ _COUNTS: Final = re.compile(rf"^\s*(?:{'|'.join(_ENDS)})\b.*?\bcount:(\d+)", re.
 _CALLS: Final = "Remote Procedure Call statistics by message type"
 
 
-def open_bell(notice_file: Path, state_dir: Path, clock: Clock = MACHINE_CLOCK) -> Bell:
+def open_bell(notice_file: Path, state_dir: Path) -> Bell:
     """Return a bell that this machine's slurmctld rings."""
     commands = SlurmCommands()
-    ends = EndWatch(LastCycle(state_dir / STATUS_NAME), commands, clock)
-    return Bell((ArrivalWatch(notice_file, commands, clock), ends), clock)
+    ends = EndWatch(LastCycle(state_dir / STATUS_NAME), commands)
+    return Bell((ArrivalWatch(notice_file, commands), ends))
 
 
 class ArrivalWatch:

@@ -99,14 +99,14 @@ def holder_of(state_dir: Path, lock_name: str) -> int | None:
     return None
 
 
-def end_watcher(state_dir: Path, clock: Clock = MACHINE_CLOCK) -> bool:
+def end_watcher(state_dir: Path) -> bool:
     """Tell the process that runs cycles on events to end, and wait for it; return whether it has ended."""
-    end_s = clock() + _LONGEST_END_S
-    while (pid := holder_of(state_dir, EVENTS_LOCK_NAME)) is not None and clock() < end_s:
+    end_s = MACHINE_CLOCK() + _LONGEST_END_S
+    while (pid := holder_of(state_dir, EVENTS_LOCK_NAME)) is not None and MACHINE_CLOCK() < end_s:
         if pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        clock.sleep(LOOK_S)
+        MACHINE_CLOCK.sleep(LOOK_S)
     return pid is None
 
 

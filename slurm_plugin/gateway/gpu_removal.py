@@ -91,13 +91,13 @@ def find_gpu_removal(
     return GpuRemoval(site, now_s, forms, "")
 
 
-def try_every_form(commands: SlurmCommands, place: Place, clock: Clock = MACHINE_CLOCK) -> tuple[TriedForm, ...]:
+def try_every_form(commands: SlurmCommands, place: Place) -> tuple[TriedForm, ...]:
     """Try each way of asking for GPUs, also those whose jobs always run alone, for `muri doctor`.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
     """
-    probe = _Probe(commands, place, None, clock)
+    probe = _Probe(commands, place, None, MACHINE_CLOCK)
     return tuple(probe.tried(form) for form in _forms(place, *EVERY_FORM))
 
 

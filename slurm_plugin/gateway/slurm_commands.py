@@ -41,9 +41,8 @@ class TooMuchOutputError(Exception):
 class Collected:
     """Takes all output, up to a limit."""
 
-    def __init__(self, most: int = MOST_OUTPUT) -> None:
+    def __init__(self) -> None:
         self.content = bytearray()
-        self._most = most
 
     def take(self, chunk: bytes) -> None:
         """Add a part.
@@ -51,8 +50,8 @@ class Collected:
         Raises:
             TooMuchOutputError: It is too much.
         """
-        if len(self.content) + len(chunk) > self._most:
-            raise TooMuchOutputError(f"more than {self._most} bytes")
+        if len(self.content) + len(chunk) > MOST_OUTPUT:
+            raise TooMuchOutputError(f"more than {MOST_OUTPUT} bytes")
         self.content += chunk
 
 

@@ -102,14 +102,6 @@ def test_the_estimate_of_plain_cases():
     assert busy_shares(make_profile(load_s=0.24))[0] == 0.5  # without detail: what each stage owns
 
 
-def test_jobs_that_need_fewer_cores_than_there_are_do_not_meet_at_the_cpu():
-    a = profile((0, 1, 0, 0), cpu_cores=1.0)
-    assert estimated_ratio(a, a) == 2
-    assert estimated_ratio(a, a, cores=2) == 1
-    assert estimated_ratio(a, a, cores=1) == 2
-    assert estimated_ratio(a, profile((0, 1, 0, 0)), cores=64) == 2  # not known how many the other needs
-
-
 def test_a_pair_is_kept_and_found_from_both_sides(tmp_path):
     with ProfileStore(tmp_path / "profiles.db") as store:
         put(store, pair(B, A, 1.5, 1.2))

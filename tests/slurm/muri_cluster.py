@@ -231,9 +231,9 @@ class MuriCluster:
         finally:
             self.driver.run(*update, "State=UP", user="root")
 
-    def cycle(self, *, check: bool = True) -> Any:
+    def cycle(self) -> Any:
         """Run one cycle of the controller."""
-        return self.driver.run(self.controller_command, "--once", user="root", check=check)
+        return self.driver.run(self.controller_command, "--once", user="root")
 
     @contextmanager
     def controller(self) -> Iterator[None]:

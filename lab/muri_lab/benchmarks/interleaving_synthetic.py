@@ -55,10 +55,10 @@ def equal_iterations() -> ProfileSet:
     return ProfileSet("equal iterations", stages, window_s=10.0, warmup_s=4.0)
 
 
-def unequal_iterations(seed: int, lengths_s: Sequence[float] = (0.02, 0.1, 0.4, 1.0)) -> ProfileSet:
+def unequal_iterations(seed: int) -> ProfileSet:
     """Four bottlenecks of 40 to 70 % drawn with the seed, iterations of 20 to 1,000 ms."""
     generator = np.random.default_rng(seed)
-    bottlenecks, lengths_s = generator.permutation(4), generator.permutation(lengths_s)
+    bottlenecks, lengths_s = generator.permutation(4), generator.permutation((0.02, 0.1, 0.4, 1.0))
     members = []
     for bottleneck, length_s in zip(bottlenecks, lengths_s, strict=True):
         largest = generator.uniform(0.4, 0.7)

@@ -23,9 +23,9 @@ _PUBLISHED: Final = ("avg_jct_s", "makespan_s", "p99_jct_s")
 _BOTH: Final = ("average_jct_s", "makespan_s")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """A table in Markdown, with numbers to the right of the first columns."""
-    lines = [head, ["---"] * left + ["---:"] * (len(head) - left), *rows]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, with numbers to the right of the first column."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -33,9 +33,9 @@ time.sleep(1000)
 """
 
 
-def idle(members: int = 2) -> dict[str, Any]:
+def idle() -> dict[str, Any]:
     """CPU use and memory of a runtime, without its members' scripts, while these sleep."""
-    ids = [str(101 + index) for index in range(members)]
+    ids = ["101", "102"]
     group = GroupSpec(members=tuple(MemberSpec(job_id=each, isolation="process") for each in ids))
     with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as name, ExitStack() as started:
         folder = Path(name)

@@ -108,17 +108,16 @@ print(json.dumps({
 """One cycle after another that finds nothing to do; the first one also learns all that 10,000 new jobs ask for."""
 
 
-def cycling(gateway: str, jobs: int = 10_000, cloud_nodes: int = 2000) -> Callable[[], dict[str, Any]]:
+def cycling(gateway: str) -> Callable[[], dict[str, Any]]:
     """A row of scale.py: one whole cycle of the controller on a real slurmctld, its commands counted."""
 
     def row() -> dict[str, Any]:
-        name = f"scale-{jobs}-{cloud_nodes}"
         try:
-            driver = Driver.of(name)
+            driver = Driver.of("scale-10000-2000")
         except SandboxError:
-            driver = start(name, cloud_nodes)
+            driver = start("scale-10000-2000", 2000)
             occupy(driver)
-            fill(driver, jobs)
+            fill(driver, 10_000)
         return dict(json.loads(driver.run("python", "-c", _CYCLE_PY, gateway, user="root").stdout))
 
     return row

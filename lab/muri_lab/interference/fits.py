@@ -145,7 +145,7 @@ def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
     return estimate.profile if estimate else stored
 
 
-def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey, cores: float | None = None) -> Expected | None:
+def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey) -> Expected | None:
     """ξ of two models side by side; None where neither the pair nor both profiles are known."""
     pair = find(by_pair(known_pairs(store)), a, b)
     if pair is not None:
@@ -153,7 +153,7 @@ def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey, cores: float | N
     profiles = best_known(store, a), best_known(store, b)
     if profiles[0] is None or profiles[1] is None:
         return None
-    ratio = estimated_ratio(profiles[0], profiles[1], cores)
+    ratio = estimated_ratio(profiles[0], profiles[1])
     return Expected(a, b, ratio, ratio, ESTIMATED)
 
 

@@ -106,11 +106,9 @@ class _Happenings:
 class Twin:
     """A virtual cluster with a controller's files."""
 
-    def __init__(
-        self, site: Site, config: Config, folder: Path, sharing: Sharing | None = None, start_s: float = EPOCH_S
-    ) -> None:
-        self.begun_s = start_s  # When virtual time began
-        self.time = VirtualTime(start_s)  # The clock
+    def __init__(self, site: Site, config: Config, folder: Path, sharing: Sharing | None = None) -> None:
+        self.begun_s = EPOCH_S  # When virtual time began
+        self.time = VirtualTime(EPOCH_S)  # The clock
         self.slurm = VirtualSlurm(self.time, site)  # The cluster
         self.nodes = NodeSide(self.slurm, sharing or Sharing())  # What runs there
         self.gateway = VirtualGateway(self.nodes)  # The way to it

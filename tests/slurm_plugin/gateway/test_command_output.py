@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 
+from muri.slurm_plugin.gateway import slurm_commands
 from muri.slurm_plugin.gateway.base import CommandTimeoutError, SlurmUnreachableError, TooLongAnswerError
 from muri.slurm_plugin.gateway.slurm_commands import Collected, LinesWith, SlurmCommands, run_taking
 
@@ -22,7 +23,7 @@ def test_output_and_errors_are_kept_apart() -> None:
 
 
 def test_a_process_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Collected.__init__, "__defaults__", (10**6,))
+    monkeypatch.setattr(slurm_commands, "MOST_OUTPUT", 10**6)
     with pytest.raises(TooLongAnswerError, match="more than 1000000 bytes") as caught:
         SlurmCommands().run("read", python("while True: print('x' * 1000)"))
     assert not isinstance(caught.value, SlurmUnreachableError)
