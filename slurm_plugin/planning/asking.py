@@ -29,7 +29,6 @@ from muri.policies.types import (
     waited_s,
 )
 from muri.slurm_plugin.planning.gathered import Gathered
-from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import (
     grouping_request,
@@ -91,7 +90,7 @@ def _settle_sharers(plan: Plan, request: PlanRequest, preparation: Preparation) 
     stops = tuple(
         item for item in plan.waiting if item.preempted and item.job_id in at_work and at_work[item.job_id].preemptible
     )
-    new = _NewSharers(request, preparation.cycle, preparation.room.places, {item.job_id for item in stops})
+    new = _NewSharers(request, preparation.cycle, {item.job_id for item in stops})
     for sharer in plan.sharers:
         if sharer.job_id not in at_work:
             new.add(sharer, jobs[sharer.job_id])
@@ -107,9 +106,8 @@ class _NewSharers:
     The GPUs of running jobs that have to stop (`stopping`) have no room for others until they have.
     """
 
-    def __init__(self, request: PlanRequest, cycle: Gathered, places: Places, stopping: AbstractSet[int]) -> None:
+    def __init__(self, request: PlanRequest, cycle: Gathered, stopping: AbstractSet[int]) -> None:
         self._cycle = cycle
-        self._places = places
         self._stopping = stopping
         self.groups: list[Group] = []
         self.solo: list[Solo] = []
@@ -164,7 +162,7 @@ class _NewSharers:
     def _join(self, sharer: Sharer, group: RunningGroup) -> None:
         view, config = self._cycle.view, self._cycle.config
         job, met = view.jobs[sharer.job_id], tuple(member.job_id for member in group.members)
-        why = why_no_room(job, group, view, config, self._places)
+        why = why_no_room(job, group, view, config, self._cycle.room.places)
         if not why and not self._stopping.isdisjoint(met):
             why = "a member of the group is about to stop"
         if why:

@@ -1,6 +1,6 @@
 """A cycle's decision: from the snapshot and what is known to everything that the cycle will do. Pure.
 
-A cycle has six phases: `gathered.py` looks up what is known, `repairs.py` repairs unfinished work of earlier cycles,
+A cycle has six phases: `gathered.py` looks up what is known and who may be planned, `repairs.py` repairs unfinished work,
 `request.py` and `running.py` prepare the request, `asking.py` asks the policy, `plan_actions.py` turns its answer into
 actions, and `execute/executor.py` carries them out.
 
@@ -33,10 +33,10 @@ from muri.slurm_plugin.planning.actions import (
 )
 from muri.slurm_plugin.planning.asking import ask
 from muri.slurm_plugin.planning.cycle_input import CycleInput, with_known_members
-from muri.slurm_plugin.planning.gathered import Gathered, gather
+from muri.slurm_plugin.planning.gathered import Gathered, gather, is_let_go
 from muri.slurm_plugin.planning.plan_actions import idle_gpus_first, starts_of
 from muri.slurm_plugin.planning.repairs import overtaken_dry_runs, reconcile
-from muri.slurm_plugin.planning.request import Preparation, is_let_go, prepare
+from muri.slurm_plugin.planning.request import Preparation, prepare
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_tags import Place
 from muri.slurm_plugin.records.journal import Intent
@@ -122,7 +122,7 @@ def _decide(cycle: Gathered, policy: Policy) -> Decision:
     settled, preparation = ask(policy, preparation)
     starts, refused = starts_of(settled, policy, preparation)
     refused_releases = cycle.knowledge.refused_releases
-    releases, stuck = releases_of(preparation.to_slurm, refused_releases, cycle.view, cycle.config)
+    releases, stuck = releases_of(cycle.to_slurm, refused_releases, cycle.view, cycle.config)
     preparation = replace(preparation, waiting={**preparation.waiting, **refused, **stuck})
     gone = started(starts) | started(releases)
     # Another job of the model can be measured later; a script that runs twice at once takes twice the GPUs, and could

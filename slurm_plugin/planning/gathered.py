@@ -1,9 +1,10 @@
-"""The first phase of a cycle: what its decision rests on, each fact looked up once. Pure.
+"""The first phase of a cycle: what its decision rests on, each fact looked up once, and who may be planned. Pure.
 
 Users may write anything into their jobs' comments: figures are checked as a dry run's are, and serve the user's own
 jobs alone. Of a member only its present run is believed, and only times within it.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -14,8 +15,9 @@ from muri.policies.traits import Sensitivity
 from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile, says_little
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import DryRunFailed, KeepProfile, NotMeasured
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Expected, Knowledge, dry_run_key
+from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, Expected, Knowledge, dry_run_key
 from muri.slurm_plugin.planning.model_traits import derived_for, sensitivity_in
+from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import as_asked, as_submitted
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
@@ -123,8 +125,11 @@ class Gathered:
     knowledge: Knowledge
     config: Config
     intents: tuple[Intent, ...]  # The journal's entries, closed ones included
-    # Members of running groups, and jobs that run alone; `prepare` adds the candidates that it can plan
-    known: Mapping[int, KnownJob]
+    room: SiteRoom  # What the site's limits leave; what is started has to be taken from it
+    known: Mapping[int, KnownJob]  # Candidates that can be planned, members of running groups, and jobs that run alone
+    ready: tuple[int, ...]  # The candidates among them
+    waiting: Mapping[int, str]  # Candidates that are not ready, with the reason
+    to_slurm: Mapping[int, str]  # Those that Slurm cannot start now, with the reason: Slurm decides about them alone
     dry_runs: tuple[DryRun, ...]
     last_dry_run_s: Mapping[str, float]  # When the last one of a user began, seconds since the epoch
     measured: tuple[KeepProfile | NotMeasured, ...]  # What members report of their models that is new
@@ -146,7 +151,9 @@ def gather(cycle: CycleInput) -> Gathered:
     """Look up what is known of the jobs that a decision is about."""
     view, now_s = cycle.view, cycle.now_s
     members = (as_submitted(job, group.pilot) for group in view.running_groups for job in group.members)
-    running = chain(members, map(as_asked, running_alone(view)))
+    room = SiteRoom(view, cycle.config.pilot.qos)
+    ready, waiting, to_slurm = _sorted_out(cycle, room)
+    jobs = chain(ready, members, map(as_asked, running_alone(view)))
     dry_runs = [intent for intent in cycle.intents if intent.kind == DRY_RUN]
     measured, untrue = _measured_in_place(cycle)
     return Gathered(
@@ -154,7 +161,11 @@ def gather(cycle: CycleInput) -> Gathered:
         cycle.knowledge,
         cycle.config,
         cycle.intents,
-        {job.job_id: known_job(job, cycle) for job in running},
+        room,
+        {job.job_id: known_job(job, cycle) for job in jobs},
+        tuple(job.job_id for job in ready),
+        waiting,
+        to_slurm,
         tuple(_dry_run(intent, view, now_s) for intent in dry_runs if intent.state == "begun"),
         {dry_run_key(intent, view).user: intent.begun_s for intent in sorted(dry_runs, key=lambda each: each.begun_s)},
         measured,
@@ -162,9 +173,73 @@ def gather(cycle: CycleInput) -> Gathered:
     )
 
 
-def known_job(job: ManagedJob, cycle: CycleInput | Gathered) -> KnownJob:
+IN_ARRAY: Final = "these tasks of its array come after those that have job ids of their own"
+
+
+def _sorted_out(cycle: CycleInput, room: SiteRoom) -> tuple[list[ManagedJob], dict[int, str], dict[int, str]]:
+    """Return the candidates that can be planned, and why others have to wait or are left to Slurm."""
+    waiting: dict[int, str] = {}
+    to_slurm: dict[int, str] = {}
+    ready: list[ManagedJob] = []
+    too_many = throttled(cycle.view)
+    for job in cycle.view.having(Role.CANDIDATE):
+        if reason := _not_ready(job, cycle.now_s):
+            waiting[job.job_id] = reason
+        elif reason := room.places.of(job).left_to_slurm:
+            to_slurm[job.job_id] = reason
+        elif job.job_id in cycle.knowledge.refused_releases:
+            to_slurm[job.job_id] = "Slurm changes nothing in it"
+        elif reason := room.why_no_room(job):
+            waiting[job.job_id] = reason
+        elif job.several_tasks and job.job_id not in cycle.knowledge.exclusions:
+            waiting[job.job_id] = IN_ARRAY
+        elif job.job_id in too_many:
+            waiting[job.job_id] = too_many[job.job_id]
+        else:
+            ready.append(job)
+    return ready, waiting, to_slurm
+
+
+def _not_ready(job: ManagedJob, now_s: float) -> str:
+    if job.own_dependency:
+        return f"it waits for its dependency {job.own_dependency}"
+    # After a first run this is not --begin but Slurm's delay after a requeue, which the repairs remove.
+    if job.begin_s > now_s + START_DELAY_S and not job.restart_count:
+        return "its --begin time has not come"
+    return "it is about to get its own CPUs and memory back" if job.given is not None else ""
+
+
+def throttled(view: View) -> dict[int, str]:
+    """Return why tasks wait whose array runs no more of them at once (`--array=…%N`), by job id.
+
+    Slurm counts them, too; but a member that Slurm keeps waiting would leave its group's GPUs idle.
+    """
+    taken, found = started_tasks(view), dict[int, str]()
+    tasks = [job for job in view.having(Role.CANDIDATE) if job.array_limit and job.array_tasks.isdecimal()]
+    for job in sorted(tasks, key=lambda job: int(job.array_tasks)):
+        if taken[job.array_job_id] >= job.array_limit:
+            found[job.job_id] = f"its array runs at most {job.array_limit} tasks at once (%{job.array_limit})"
+        taken[job.array_job_id] += 1
+    return found
+
+
+def started_tasks(view: View) -> Counter[int]:
+    """Return how many tasks of each array have been let go and not ended."""
+    return Counter(
+        job.array_job_id
+        for job in view.jobs.values()
+        if job.array_job_id and job.state.is_active and (job.state is not JobState.PENDING or is_let_go(job))
+    )
+
+
+def is_let_go(job: ManagedJob) -> bool:
+    """Return whether a job waits for nothing but Slurm."""
+    return job.state is JobState.PENDING and not (job.gated or job.held or job.several_tasks)
+
+
+def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
     """Look up what planning a job needs; `job` is as its user submitted it."""
-    key, knowledge = profile_key(job, cycle.view.node_index), cycle.knowledge
+    key, knowledge = cycle.key_of(job), cycle.knowledge
     mem_gib_per_gpu = job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
     # A member keeps its promised speed, whatever the site promises to others now.
     promised = 0.0 if job.membership is None else job.membership.min_speed

@@ -165,10 +165,10 @@ _ROUNDING: Final = 1e-6
 
 def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tuple[tuple[Action, ...], dict[int, str]]:
     """Return the starts, joins and releases that limits leave room for, and why other jobs of the plan wait."""
-    request, cycle, room = preparation.request, preparation.cycle, preparation.room
+    request, cycle, room = preparation.request, preparation.cycle, preparation.cycle.room
     with_pilots = jobs_with_pilots(request.jobs, policy, cycle.view, cycle.config)
     nodes = node_room(request.nodes, cycle.config, cycle.view.snapshot.nodes)
-    starts, crowded = actions_of(settled, cycle, room, nodes, with_pilots)
+    starts, crowded = actions_of(settled, cycle, nodes, with_pilots)
     # A site's own policy may not know the laws of sharing.
     unlawful = {job_id: law.why for law in broken_laws(request, settled.plan) for job_id in law.job_ids}
     starts, refused = within_limits(starts, room, cycle.view, {**crowded, **unlawful})
@@ -178,7 +178,7 @@ def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tup
 
 
 def actions_of(
-    settled: Settled, cycle: Gathered, room: SiteRoom, nodes: NodeRoom, with_pilots: Mapping[int, PlanJob]
+    settled: Settled, cycle: Gathered, nodes: NodeRoom, with_pilots: Mapping[int, PlanJob]
 ) -> tuple[tuple[Action, ...], dict[int, str]]:
     """Turn a plan into actions, groups first, in its order; and say of which groups the nodes have too little left."""
     plan = settled.plan
@@ -186,9 +186,9 @@ def actions_of(
     crowded: dict[int, str] = {}
     for group in plan.groups:
         if group.joining:
-            actions += joins_of(group, plan, cycle, room)
+            actions += joins_of(group, plan, cycle)
             continue
-        start = start_group(group, plan, cycle, room)
+        start = start_group(group, plan, cycle)
         counts_mem = cycle.view.snapshot.limits.partition(start.partition).counts_mem
         why = nodes.take_group(start, counts_mem=counts_mem)
         if why and len(start.members) > 1:
@@ -203,10 +203,10 @@ def actions_of(
         nodes.take_alone(cycle.view.jobs[solo.job_id], solo.gpus)
     for solo in plan.solo:
         planned = with_pilots.get(solo.job_id)
-        with_pilot = None if planned is None else start_joinable(solo, planned, plan, cycle, room, nodes)
+        with_pilot = None if planned is None else start_joinable(solo, planned, plan, cycle, nodes)
         actions.append(with_pilot or release_solo(solo, plan, cycle))
     for group in settled.joins:
-        actions += joins_of(group, plan, cycle, room)
+        actions += joins_of(group, plan, cycle)
     return tuple(_split(action, settled.split) for action in actions), crowded
 
 
@@ -322,11 +322,11 @@ def _oldest_alone(group: StartGroup, room: SiteRoom, view: View, why: str) -> tu
     return () if room.take_alone(oldest) else (ReleaseSolo(oldest.job_id, (f"it starts alone: {why}",)),)
 
 
-def joins_of(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> tuple[Join, ...]:
+def joins_of(group: Group, plan: Plan, cycle: Gathered) -> tuple[Join, ...]:
     """Return the joins that a plan's group with joining members means, one for each of them."""
     unit = cycle.view.group_of[next(job_id for job_id in group.members if job_id not in group.joining)]
     joiners = [Joiner.of(cycle.known[job_id], group, plan) for job_id in group.joining]
-    return joins_together(joiners, unit, cycle, room, sentences(group.reasons))
+    return joins_together(joiners, unit, cycle, sentences(group.reasons))
 
 
 MAY_BE_JOINED: Final = "others may join it while it runs"
@@ -354,7 +354,7 @@ def shares_gpus(policy: Policy) -> bool:
 
 
 def start_joinable(
-    solo: Solo, job: PlanJob, plan: Plan, cycle: Gathered, room: SiteRoom, nodes: NodeRoom
+    solo: Solo, job: PlanJob, plan: Plan, cycle: Gathered, nodes: NodeRoom
 ) -> StartGroup | ReleaseSolo | None:
     """Return the start of a job alone that others may join, or that is measured, as a group of one.
 
@@ -376,7 +376,7 @@ def start_joinable(
         {job.job_id: 1.0},
         (*solo.reasons, Reason(what)),
     )
-    start = start_group(group, plan, cycle, room)
+    start = start_group(group, plan, cycle)
     if plan.cpu_mem_shares.get(job.job_id):
         return start
     if what == IS_MEASURED:  # no room for others

@@ -1,4 +1,4 @@
-"""From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure.
+"""From what is known to a policy's request: jobs, what is free on which nodes, and what is measured. Pure.
 
 In Slurm the waiting tasks of an array are one record. A task of which something is to be changed needs its own, with a
 job id of its own; from then on it is planned like any job. Only as many tasks get one as could start soon.
@@ -16,12 +16,11 @@ from muri.policies.types import PlanJob, PlanRequest, ProfileUse, waited_s
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
-from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, Knowledge
-from muri.slurm_plugin.planning.gathered import ALONE_ON_REQUEST, Gathered, KnownJob, known_job
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.gathered import ALONE_ON_REQUEST, IN_ARRAY, Gathered, KnownJob, started_tasks
 from muri.slurm_plugin.planning.placement import free_nodes
-from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
-from muri.slurm_plugin.records.cluster import Job, JobState, NodeIndex
+from muri.slurm_plugin.records.cluster import Job, NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 _CALLS_NOT = (
@@ -36,35 +35,31 @@ class Preparation:
 
     request: PlanRequest
     dry_runs: tuple[StartDryRun, ...]  # To start now
-    waiting: Mapping[int, str]  # Jobs that are not ready, with the reason
+    waiting: Mapping[int, str]  # Jobs that are not planned, with the reason
     # What the cycle decides on. Its `dry_run_jobs` include the jobs of these dry runs, except those planned with an
     # estimate: they may start, and then nothing is measured with them.
     cycle: Gathered
-    to_slurm: Mapping[int, str]  # Jobs that Slurm cannot start now, with the reason: Slurm decides about them alone
-    room: SiteRoom  # What the site's limits leave; what is started has to be taken from it
     splits: tuple[SplitTasks, ...] = ()  # Tasks of job arrays that need records of their own before they can be planned
 
 
 def prepare(cycle: Gathered, profile_use: ProfileUse = "all", *, allocates_cpus: bool = False) -> Preparation:
     """Turn the queue into a policy's request."""
-    config, known, now_s = cycle.config, cycle.knowledge, cycle.now_s
-    room = SiteRoom(cycle.view, config.pilot.qos)
-    ready, waiting, to_slurm = _sorted_out(cycle, room)
-    wanted = _dry_runs(ready, cycle, profile_use)
-    dry_runs, unmeasured = _within_limits(wanted, cycle, room, sweeps=allocates_cpus)
+    config, known, now_s, room = cycle.config, cycle.knowledge, cycle.now_s, cycle.room
+    ready = [cycle.known[job_id] for job_id in cycle.ready]
+    dry_runs, unmeasured = _within_limits(_dry_runs(ready, cycle, profile_use), cycle, sweeps=allocates_cpus)
     # Jobs that need not wait for their own dry runs, so that their scripts could run twice at once.
     not_waiting = (each for each in ready if each.is_measured or each.alone == ALONE_ON_REQUEST)
     measured_with = {run.job_id for run in dry_runs} & {each.job.job_id for each in not_waiting}
     # Measured in place, a job starts in spite of its dry run, which then ends.
     with_dry_run = frozenset() if config.profiling.in_place else known.dry_run_jobs | measured_with
-    looked_up = {**cycle.known, **{each.job.job_id: each for each in ready}}
+    cycle = replace(cycle, knowledge=replace(known, dry_run_jobs=with_dry_run))
     if unmeasured:
-        failed = ((job_id, each, unmeasured.get(each.key, each.failed)) for job_id, each in looked_up.items())
-        looked_up = {job_id: each._replace(failed=why) for job_id, each, why in failed}
-        ready = [looked_up[each.job.job_id] for each in ready]
-    cycle = replace(cycle, knowledge=replace(known, dry_run_jobs=with_dry_run), known=looked_up)
+        failed = ((job_id, each, unmeasured.get(each.key, each.failed)) for job_id, each in cycle.known.items())
+        cycle = replace(cycle, known={job_id: each._replace(failed=why) for job_id, each, why in failed})
+        ready = [cycle.known[job_id] for job_id in cycle.ready]
     pending = [plan_job(each, room.places.of(each.job).name, cycle, room.largest_group) for each in ready]
-    waiting |= _waiting_for_partners(pending, {each.job.job_id for each in ready if each.profile is None}, cycle)
+    unknown = {each.job.job_id for each in ready if each.profile is None}
+    waiting = {**cycle.waiting, **_waiting_for_partners(pending, unknown, cycle)}
     in_dry_run = {
         job.job_id
         for job in pending
@@ -79,45 +74,9 @@ def prepare(cycle: Gathered, profile_use: ProfileUse = "all", *, allocates_cpus:
         now_s=now_s,
         max_group_size=config.grouping.max_group_size,
     )
-    arrays = [cycle.view.jobs[job_id] for job_id, why in waiting.items() if why == _IN_ARRAY]
+    arrays = [cycle.view.jobs[job_id] for job_id, why in waiting.items() if why == IN_ARRAY]
     splits = tuple(split_soon(arrays, cycle.view, config))
-    return Preparation(request, dry_runs, waiting, cycle, to_slurm, room, splits)
-
-
-_IN_ARRAY: Final = "these tasks of its array come after those that have job ids of their own"
-
-
-def _sorted_out(cycle: Gathered, room: SiteRoom) -> tuple[list[KnownJob], dict[int, str], dict[int, str]]:
-    """Return the jobs that can be planned, and why others have to wait or are left to Slurm."""
-    waiting: dict[int, str] = {}
-    to_slurm: dict[int, str] = {}
-    ready: list[KnownJob] = []
-    too_many = throttled(cycle.view)
-    for job in cycle.view.having(Role.CANDIDATE):
-        if reason := _not_ready(job, cycle.now_s):
-            waiting[job.job_id] = reason
-        elif reason := room.places.of(job).left_to_slurm:
-            to_slurm[job.job_id] = reason
-        elif job.job_id in cycle.knowledge.refused_releases:
-            to_slurm[job.job_id] = "Slurm changes nothing in it"
-        elif reason := room.why_no_room(job):
-            waiting[job.job_id] = reason
-        elif job.several_tasks and job.job_id not in cycle.knowledge.exclusions:
-            waiting[job.job_id] = _IN_ARRAY
-        elif job.job_id in too_many:
-            waiting[job.job_id] = too_many[job.job_id]
-        else:
-            ready.append(known_job(job, cycle))
-    return ready, waiting, to_slurm
-
-
-def _not_ready(job: ManagedJob, now_s: float) -> str:
-    if job.own_dependency:
-        return f"it waits for its dependency {job.own_dependency}"
-    # After a first run this is not --begin but Slurm's delay after a requeue, which the repairs remove.
-    if job.begin_s > now_s + START_DELAY_S and not job.restart_count:
-        return "its --begin time has not come"
-    return "it is about to get its own CPUs and memory back" if job.given is not None else ""
+    return Preparation(request, dry_runs, waiting, cycle, splits)
 
 
 GroupLimits = Callable[[ManagedJob, int], tuple[int, str]]
@@ -238,7 +197,7 @@ def _dry_runs(ready: Iterable[KnownJob], cycle: Gathered, profile_use: ProfileUs
 
 
 def _within_limits(
-    runs: Iterable[KnownJob], cycle: Gathered, room: SiteRoom, *, sweeps: bool
+    runs: Iterable[KnownJob], cycle: Gathered, *, sweeps: bool
 ) -> tuple[tuple[StartDryRun, ...], dict[ProfileKey, str]]:
     """Return the dry runs for which the site's limits have room, and why others are left out, by key."""
     kept: list[StartDryRun] = []
@@ -249,12 +208,12 @@ def _within_limits(
         partition = cycle.config.profiling.partition or job.partition
         index = cycle.view.node_index
         cpus = sweep_cpus(job, cycle.config, index) if sweeps and not traits.is_measured(known.key) else None
-        if cpus is not None and not room.take_dry_run(
+        if cpus is not None and not cycle.room.take_dry_run(
             replace(job, cpu_count=cpus), partition, dry_run_limit_s(cycle.config, cpus)
         ):
             kept.append(replace(run, sweep_cpus=cpus))
             continue
-        why = room.take_dry_run(job, partition, dry_run_limit_s(cycle.config))
+        why = cycle.room.take_dry_run(job, partition, dry_run_limit_s(cycle.config))
         if not why:
             kept.append(run)
         elif not run.again:
@@ -285,7 +244,7 @@ def split_soon(records: Iterable[ManagedJob], view: View, config: Config) -> Ite
     One task always stays behind: the last one keeps the array's own record.
     """
     ready = Counter(job.array_job_id for job in view.having(Role.CANDIDATE) if not job.several_tasks)
-    started = _started(view)
+    started = started_tasks(view)
     for record in records:
         array = record.array_job_id
         nodes = (node for node in view.snapshot.nodes if node.usable and record.partition in node.partitions)
@@ -298,34 +257,6 @@ def split_soon(records: Iterable[ManagedJob], view: View, config: Config) -> Ite
         tasks = tasks if len(waiting) > len(tasks) else tasks[:-1]
         if tasks:
             yield SplitTasks(record.job_id, tuple(tasks))
-
-
-def _started(view: View) -> Counter[int]:
-    """How many tasks of each array have been let go and not ended."""
-    return Counter(
-        job.array_job_id
-        for job in view.jobs.values()
-        if job.array_job_id and job.state.is_active and (job.state is not JobState.PENDING or is_let_go(job))
-    )
-
-
-def is_let_go(job: ManagedJob) -> bool:
-    """Return whether a job waits for nothing but Slurm."""
-    return job.state is JobState.PENDING and not (job.gated or job.held or job.several_tasks)
-
-
-def throttled(view: View) -> dict[int, str]:
-    """Return why tasks wait whose array runs no more of them at once (`--array=…%N`), by job id.
-
-    Slurm counts them, too; but a member that Slurm keeps waiting would leave its group's GPUs idle.
-    """
-    taken, found = _started(view), dict[int, str]()
-    tasks = [job for job in view.having(Role.CANDIDATE) if job.array_limit and job.array_tasks.isdecimal()]
-    for job in sorted(tasks, key=lambda job: int(job.array_tasks)):
-        if taken[job.array_job_id] >= job.array_limit:
-            found[job.job_id] = f"its array runs at most {job.array_limit} tasks at once (%{job.array_limit})"
-        taken[job.array_job_id] += 1
-    return found
 
 
 SHARES: Final = 2

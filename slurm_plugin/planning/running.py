@@ -15,7 +15,7 @@ from muri.slurm_plugin.planning.gathered import Gathered, KnownJob, domain_of, r
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table, with_measured_pairs
 from muri.slurm_plugin.planning.placement import Places, is_served
 from muri.slurm_plugin.planning.request import Preparation, plan_job, sharing
-from muri.slurm_plugin.planning.site_limits import SiteRoom, payer_of
+from muri.slurm_plugin.planning.site_limits import payer_of
 from muri.slurm_plugin.planning.slurm_requests import as_submitted
 from muri.slurm_plugin.planning.starts import Joiner, joins_together
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
@@ -42,16 +42,16 @@ def grouping_request(preparation: Preparation, policy: Policy) -> PlanRequest:
     A join takes less of the site's limits than a group that starts: no pilot job, and no time for all to begin. A job
     for which a group of its own kind is open may therefore be in larger groups than `largest_group` allowed so far.
     """
-    request, cycle, room = preparation.request, preparation.cycle, preparation.room
-    running = running_units(cycle, room)
+    request, cycle = preparation.request, preparation.cycle
+    running = running_units(cycle)
     open_kinds = {kind_of(unit.members[0]) for unit in running if unit.joinable}
-    jobs = tuple(_for_joins(job, cycle, room) if kind_of(job) in open_kinds else job for job in request.jobs)
-    request = replace(request, jobs=jobs, running=_with_closed(running, jobs, cycle, room))
+    jobs = tuple(_for_joins(job, cycle) if kind_of(job) in open_kinds else job for job in request.jobs)
+    request = replace(request, jobs=jobs, running=_with_closed(running, jobs, cycle))
     return with_measured_pairs(request, policy, cycle.knowledge.traits.pairs)
 
 
-def _for_joins(job: PlanJob, cycle: Gathered, room: SiteRoom) -> PlanJob:
-    joining = sharing(cycle.known[job.job_id], cycle.knowledge, cycle.config, room.largest_when_joining)
+def _for_joins(job: PlanJob, cycle: Gathered) -> PlanJob:
+    joining = sharing(cycle.known[job.job_id], cycle.knowledge, cycle.config, cycle.room.largest_when_joining)
     if joining.largest <= job.largest_group:
         return job
     return replace(job, groupable=not joining.alone, alone_reason=joining.alone, largest_group=joining.largest)
@@ -65,9 +65,7 @@ def kind_of(job: PlanJob) -> Kind:
     return job.user, job.partition, job.domain, job.gpu_count, job.node_count
 
 
-def _with_closed(
-    running: tuple[Running, ...], jobs: Sequence[PlanJob], cycle: Gathered, room: SiteRoom
-) -> tuple[Running, ...]:
+def _with_closed(running: tuple[Running, ...], jobs: Sequence[PlanJob], cycle: Gathered) -> tuple[Running, ...]:
     """Return what runs with the jobs that cannot join it, because a member would get too little time."""
     alike: dict[Kind, dict[tuple[object, ...], list[PlanJob]]] = {
         kind_of(unit.members[0]): {} for unit in running if unit.joinable
@@ -83,14 +81,14 @@ def _with_closed(
         closed_to: dict[int, str] = {}
         for of_class in classes:
             known, group = cycle.known[of_class[0].job_id], cycle.view.group_of[unit.members[0].job_id]
-            (join,) = joins_together([Joiner(known, 1.0, known.min_speed)], group, cycle, room, ())
-            if why := room.why_too_late(join):
+            (join,) = joins_together([Joiner(known, 1.0, known.min_speed)], group, cycle, ())
+            if why := cycle.room.why_too_late(join):
                 closed_to |= dict.fromkeys((job.job_id for job in of_class), why)
         units.append(replace(unit, closed_to=closed_to))
     return tuple(units)
 
 
-def running_units(cycle: Gathered, room: SiteRoom) -> tuple[Running, ...]:
+def running_units(cycle: Gathered) -> tuple[Running, ...]:
     """Return what runs and belongs to Muri: groups, those of one member among them, and jobs that were released alone.
 
     What runs on nodes that take no new work is left out.
@@ -100,22 +98,22 @@ def running_units(cycle: Gathered, room: SiteRoom) -> tuple[Running, ...]:
         for node in cycle.view.snapshot.nodes
         if node.usable and node.gpu_count and is_served(node, cycle.config)
     }
-    units = [_group(group, cycle, room, open_nodes) for group in cycle.view.running_groups]
+    units = [_group(group, cycle, open_nodes) for group in cycle.view.running_groups]
     for job in running_alone(cycle.view):
-        planned, held = _running_job(cycle.known[job.job_id], cycle, room), {job.job_id: _held_shares(job)}
+        planned, held = _running_job(cycle.known[job.job_id], cycle), {job.job_id: _held_shares(job)}
         units.append(Running((planned,), _shares(job), held, joinable=False, measured={}))
     return tuple(unit for unit in units if unit.gpus and all(share.node in open_nodes for share in unit.gpus))
 
 
-def _group(group: RunningGroup, cycle: Gathered, room: SiteRoom, nodes: Mapping[str, Node]) -> Running:
+def _group(group: RunningGroup, cycle: Gathered, nodes: Mapping[str, Node]) -> Running:
     """Return a group as a policy sees it; open where all is known of its members, and they would be put there today."""
-    pilot, known = group.pilot, [cycle.known[job.job_id] for job in group.members]
+    pilot, room, known = group.pilot, cycle.room, [cycle.known[job.job_id] for job in group.members]
     members = []
     for each in known:
         most, _ = cycle.knowledge.largest_group.get(each.job.job_id, (MAX_GROUP_SIZE, ""))
         late_s = int(max(0.0, each.job.start_s - pilot.start_s))
         largest = next((size - 1 for size in range(2, most + 1) if room.why_no_time(each.job, size, late_s)), most)
-        members.append(replace(_running_job(each, cycle, room), largest_group=max(len(known), largest)))
+        members.append(replace(_running_job(each, cycle), largest_group=max(len(known), largest)))
     is_open = (
         not why_closed(group, nodes, cycle.config)
         and all(job.groupable and job.profile is not None for job in members)
@@ -133,10 +131,10 @@ def _group(group: RunningGroup, cycle: Gathered, room: SiteRoom, nodes: Mapping[
     )
 
 
-def _running_job(known: KnownJob, cycle: Gathered, room: SiteRoom) -> PlanJob:
+def _running_job(known: KnownJob, cycle: Gathered) -> PlanJob:
     """Describe a job that runs to a policy."""
     job = known.job
-    planned = plan_job(known, room.places.of(job).name, cycle)
+    planned = plan_job(known, cycle.room.places.of(job).name, cycle)
     ran_s = max(0.0, cycle.now_s - job.start_s)
     alone_s = took_s(job, cycle.view)
     # A job that has overrun is taken to need as long again, as in 2D-LAS.
@@ -244,7 +242,7 @@ def why_not_preemptible(job: ManagedJob) -> str:
 def sharing_request(preparation: Preparation) -> PlanRequest:
     """Return the request, with what runs, for a policy that gives out GPUs one by one."""
     request, cycle = preparation.request, preparation.cycle
-    units = tuple(_one_by_one(running_units(cycle, preparation.room), cycle.view))
+    units = tuple(_one_by_one(running_units(cycle), cycle.view))
     nodes, running = _numbered(request.nodes, units)
     traits = _Traits(cycle)
     jobs = tuple(traits.of(job) for job in request.jobs)

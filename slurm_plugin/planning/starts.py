@@ -99,8 +99,8 @@ def release_solo(solo: Solo, plan: Plan, cycle: Gathered) -> ReleaseSolo:
     return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
 
 
-def start_group(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> StartGroup:
-    """Return the start of a group; `room` says which time limits are allowed."""
+def start_group(group: Group, plan: Plan, cycle: Gathered) -> StartGroup:
+    """Return the start of a group."""
     known = [cycle.known[job_id] for job_id in group.members]
     jobs = [each.job for each in known]
     nodes = _nodes(group.gpus, cycle.view.node_index)
@@ -109,7 +109,7 @@ def start_group(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> St
         _member_plan(
             Joiner.of(each, group, plan),
             cycle.knowledge,
-            room.member_limit_s(each.job, len(group.members)),
+            cycle.room.member_limit_s(each.job, len(group.members)),
             kind,
         )
         for each, kind in zip(known, kinds, strict=True)
@@ -281,13 +281,13 @@ def given_text(asked_cpus: int, cpus: int, asked_mem_mib: int, mem_mib: int) -> 
 
 
 def joins_together(
-    joiners: Sequence[Joiner], group: RunningGroup, cycle: Gathered, room: SiteRoom, reasons: tuple[str, ...]
+    joiners: Sequence[Joiner], group: RunningGroup, cycle: Gathered, reasons: tuple[str, ...]
 ) -> tuple[Join, ...]:
     """Return the joins of jobs to a group in one cycle.
 
     Each of them says what all need together, so that they may be carried out one by one, in any order.
     """
-    pilot, size = group.pilot, len(group.members) + len(joiners)
+    pilot, room, size = group.pilot, cycle.room, len(group.members) + len(joiners)
     others = tuple((other.job_id, _limit_beside(other, pilot, size, room)) for other in group.members)
     ran_s = int(max(0.0, cycle.now_s - pilot.start_s))
     members = [

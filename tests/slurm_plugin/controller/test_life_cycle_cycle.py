@@ -87,7 +87,7 @@ def test_runs_that_slurm_itself_ended_count_as_service_but_not_as_done(make_cont
     with make_controller(slurm, **las) as controller:  # another process: it knows the journal only
         status = controller.cycle()
         preparation = controller.decision().preparation
-        (unit,) = running_units(preparation.cycle, preparation.room)
+        (unit,) = running_units(preparation.cycle)
     ran_s = slurm.now_s - slurm.jobs[1].start_s
     assert (unit.members[0].attained_gpu_s, unit.members[0].remaining_s) == (700.0 + ran_s, 100_000.0 - ran_s)
     assert "earlier runs have had 11.7 GPU minutes" in status.jobs[0].reasons

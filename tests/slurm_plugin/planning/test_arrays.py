@@ -9,8 +9,8 @@ from fake_slurm import NOW_S, behind_licence, make_job, make_node
 from muri.slurm_plugin.planning.actions import ReleaseSolo, SplitTasks, StandBack
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.decision import stand_backs
-from muri.slurm_plugin.planning.gathered import Gathered, gather
-from muri.slurm_plugin.planning.request import prepare, throttled
+from muri.slurm_plugin.planning.gathered import Gathered, gather, throttled
+from muri.slurm_plugin.planning.request import prepare
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, task_numbers
 from muri.slurm_plugin.records.comment_tags import Place

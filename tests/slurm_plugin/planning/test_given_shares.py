@@ -14,8 +14,6 @@ from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.gathered import gather
-from muri.slurm_plugin.planning.request import prepare
-from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import as_asked
 from muri.slurm_plugin.planning.starts import share_of, start_group
 from muri.slurm_plugin.records import comment_tags as tags
@@ -235,10 +233,10 @@ OFF = {"cpus": "off", "memory": "off"}
 )
 def test_the_pilot_of_a_group_gets_the_shares_of_its_members(allocation, cpus, pilot_cpus, mem_gib):
     jobs = [candidate(each, f"m{each}", mem_per_node_mib=GIB) for each in (1, 2)]
-    cycle = prepare(gather(cycle_of(jobs, [make_node("n1")], allocation=allocation))).cycle
+    cycle = gather(cycle_of(jobs, [make_node("n1")], allocation=allocation))
     group = Group((1, 2), (NodeShare("n1", 1),), 1, 1.0, 0.9, {1: 0.9, 2: 0.9})
     shares = {each: (share(count, 3.0),) for each, count in enumerate(cpus, start=1)}
-    start = start_group(group, Plan("p", (group,), cpu_mem_shares=shares), cycle, SiteRoom(cycle.view))
+    start = start_group(group, Plan("p", (group,), cpu_mem_shares=shares), cycle)
     # A CPU for each member's own processes stays outside the pilot; the node has 16.
     assert (start.cpu_count, start.mem_per_node_mib) == (pilot_cpus, mem_gib * GIB)
 

@@ -13,7 +13,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.submit_as import sbatch_arguments
 from muri.slurm_plugin.node.pilot import runtime_command
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
-from muri.slurm_plugin.planning.gathered import gather, known_job, ranks_reason
+from muri.slurm_plugin.planning.gathered import gather, ranks_reason
 from muri.slurm_plugin.planning.request import plan_job
 from muri.slurm_plugin.planning.slurm_requests import dry_run_job, pilot_job
 from muri.slurm_plugin.records.cluster import Job
@@ -93,7 +93,7 @@ def test_jobs_of_different_shapes_and_larger_ones_than_the_site_says_are_not_gro
 def test_what_a_run_that_was_stopped_has_saved_is_time_on_each_of_its_gpus():
     cycle = at_work.cycle_of([ddp(1)], IDLE, known=PROFILES)
     cycle = dataclasses.replace(cycle, knowledge=dataclasses.replace(cycle.knowledge, saved_gpu_s={1: 40.0}))
-    assert plan_job(known_job(cycle.view.jobs[1], cycle), "main", gather(cycle)).remaining_s == 90.0
+    assert plan_job(gather(cycle).known[1], "main", gather(cycle)).remaining_s == 90.0
 
 
 def test_a_step_of_several_ranks(tmp_path):
