@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from muri.errors import MuriError
 from muri.inherited import settle
@@ -45,74 +45,50 @@ class SchedulerCallError(MuriError):
     """The scheduler could not be asked, or refused."""
 
 
-class Membership(Protocol):
-    """A job's standing with the scheduler; each method raises a `MuriError` when the scheduler cannot do it now."""
+class Membership:
+    """A job's standing with the scheduler; this one stands in where no scheduler plug-in is installed.
+
+    Without one there are no groups, and no job can be requeued. A plug-in has these methods, and each raises a
+    `MuriError` when the scheduler cannot do it now.
+    """
 
     def await_place(self, job_id: str) -> Place | None:
         """As `place_of`, but ask until the scheduler answers: running alone could mean running twice."""
+        return None
 
     def requeue(self, job_id: str, reason: str) -> None:
         """Put the job back into the queue; the scheduler then ends its processes."""
+        raise MembershipError(f"job {job_id} cannot be requeued: Muri's Slurm part is not installed here")
 
     def place_of(self, job_id: str) -> Place | None:
         """The place of the job in the group that it was released to run in, None when it is in none."""
+        return None
 
     def runs(self, job_id: str) -> bool:
-        """Whether the job runs and is not being ended."""
+        """Whether the job runs and is not being ended; a job that cannot be requeued counts as not running."""
+        return False
 
     def requeue_for_memory(self, job_id: str) -> bool:
         """Requeue a job that ran out of GPU memory beside others, to ask for more or run alone then.
 
         False where no controller would plan it again, or it was put back too often.
         """
+        return False
 
     def requeue_stopped(self, job_id: str, run: int) -> None:
         """Requeue a job that was saved in its run number `run`, so that it resumes later; its processes are ended."""
+        self.requeue(job_id, "")
 
     def declare_checkpoint(self, job_id: str, run: int) -> None:
         """Tell the controller that this run of the job can be stopped and resumed."""
 
     def groups(self) -> list[dict[str, Any]]:
         """The caller's running groups on all nodes, each in the form of a runtime's status file, as far as is known."""
-
-
-class NoMembership:
-    """Stands in where no scheduler plug-in is installed: there are no groups, and no job can be requeued."""
-
-    def await_place(self, job_id: str) -> Place | None:
-        """None."""
-        return None
-
-    def requeue(self, job_id: str, reason: str) -> None:
-        """Raise a `MembershipError`."""
-        raise MembershipError(f"job {job_id} cannot be requeued: Muri's Slurm part is not installed here")
-
-    def place_of(self, job_id: str) -> Place | None:
-        """None."""
-        return None
-
-    def runs(self, job_id: str) -> bool:
-        """Unknown; a job that cannot be requeued counts as not running."""
-        return False
-
-    def requeue_for_memory(self, job_id: str) -> bool:
-        """False."""
-        return False
-
-    def requeue_stopped(self, job_id: str, run: int) -> None:
-        """Raise a `MembershipError`."""
-        self.requeue(job_id, "")
-
-    def declare_checkpoint(self, job_id: str, run: int) -> None:
-        """Do nothing: no controller asks."""
-
-    def groups(self) -> list[dict[str, Any]]:
-        """None."""
         return []
 
 
 def load_membership(group: str = ENTRY_POINTS) -> Membership:
-    """Return the scheduler that is installed here by an entry point of the group, or the stand-in when there is none.
+    """Return the scheduler that is installed here by an entry point of the group, or the stand-in where there is none.
 
     Raises:
         MembershipError: Several are installed, or the one cannot be used.
@@ -124,7 +100,7 @@ def load_membership(group: str = ENTRY_POINTS) -> Membership:
     if not points and group == ENTRY_POINTS:
         points = (EntryPoint(*OWN, group),)
     if not points:
-        return NoMembership()
+        return Membership()
     if len(points) > 1:
         names = ", ".join(f"{point.name} ({point.value})" for point in points)
         raise MembershipError(f"several schedulers are installed for Muri: {names}; uninstall all but one")

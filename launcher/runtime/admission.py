@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from muri.clock import GIB
@@ -13,7 +13,6 @@ from muri.errors import MuriError
 from muri.launcher.job.environment import STEPS_VARIABLE
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.runtime.member_table import MemberTable
-from muri.launcher.sessions.setup import MemberSession
 from muri.launcher.threads import SharedProcess
 
 logger = logging.getLogger("muri.launcher")
@@ -96,28 +95,22 @@ class MemoryAdmission:
     """Keeps members out that would exceed the GPU's memory.
 
     Args:
-        need_gib: Peak GPU memory of members alone, from their profiles; missing members count as 0.
-        running: Returns the sessions under way.
+        table: Knows the sessions under way, and members' peak GPU memory: planned, and once it is, measured.
         device_gib: Memory of the GPU; None: the GPU is asked, and without one every member is admitted.
         now: Clock in seconds.
-        measured_gib: Returns measured peaks of running members, which count instead.
         threads: Knows the GPU, if members run as threads.
     """
 
     def __init__(
         self,
-        need_gib: Mapping[str, float],
-        running: Callable[[], list[MemberSession]],
+        table: MemberTable,
         device_gib: float | None = None,
         now: Callable[[], float] = time.monotonic,
-        measured_gib: Callable[[], Mapping[str, float]] = dict,
         threads: SharedProcess | None = None,
     ) -> None:
-        self._need_gib = need_gib
-        self._measured_gib = measured_gib
+        self._table = table
         self._threads = threads
         self._now = now
-        self._running = running
         self._device_gib = device_gib
         self._lock = threading.Lock()
         self._let_in_s: dict[str, float] = {}
@@ -130,7 +123,7 @@ class MemoryAdmission:
         A refused member goes back to the queue and runs alone: an out-of-memory error in the middle of its training, or
         of a partner's, would cost more.
         """
-        need_gib = self._need_gib.get(member, 0.0)
+        need_gib = self._table.spec_of(member).gpu_mem_gib or 0.0
         capacity_gib = self._capacity_gib() if need_gib else None
         if capacity_gib is None:
             return None
@@ -148,14 +141,15 @@ class MemoryAdmission:
 
     def _used_gib(self, newcomer: str) -> float:
         """Return the GiB that the others and CUDA use, including members that were admitted a moment ago."""
-        running = self._running()
+        running = self._table.running()
         names = {session.member for session in running}
         now_s = self._now()
         self._let_in_s = {m: s for m, s in self._let_in_s.items() if m not in names and now_s - s < START_S}
         contexts = 1 + sum(session.isolation == "process" for session in running)
         others = (names | self._let_in_s.keys()) - {newcomer}
-        need_gib = {**self._need_gib, **self._measured_gib()}
-        return sum(need_gib.get(member, 0.0) for member in others) + contexts * CONTEXT_GIB
+        planned_gib = {member: self._table.spec_of(member).gpu_mem_gib or 0.0 for member in others}
+        need_gib = {**planned_gib, **self._table.measured_gpu_mem_gib()}
+        return sum(need_gib[member] for member in others) + contexts * CONTEXT_GIB
 
     def _capacity_gib(self) -> float | None:
         if self._device_gib is not None:

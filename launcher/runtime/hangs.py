@@ -150,11 +150,6 @@ class ThreadMeter:
         return replace(now, asks=asks, at_lock=at_lock or asks, asked_ns=before.asked_ns + used_ns * asks)
 
 
-def sample(threads: Iterable[Path]) -> ThreadSample:
-    """Sample threads once; see `ThreadMeter.sample`."""
-    return ThreadMeter().sample(threads)
-
-
 def is_stopped(pid: int) -> bool:
     """Return whether a signal has stopped all threads of a process; False if it has ended."""
     states = set()
@@ -262,6 +257,19 @@ class _Timers:
     warned: bool = False
 
 
+def _look_again_and_again(check: Callable[[], float], interval_s: float, name: str, over: threading.Event) -> None:
+    """Call a check in the background until it is `over`; it returns the seconds until the next call."""
+
+    def watch(pause_s: float) -> None:
+        while not over.wait(pause_s):
+            try:
+                pause_s = check()
+            except Exception:  # a failing watch must end neither the members nor itself
+                logger.exception("looking for members in trouble failed (%s)", name)
+
+    threading.Thread(target=watch, args=(interval_s,), name=name, daemon=True).start()
+
+
 class HangWatch:
     """Checks a runtime's members every few seconds.
 
@@ -286,7 +294,7 @@ class HangWatch:
 
     def start(self) -> None:
         """Watch in the background."""
-        threading.Thread(target=self._watch, name="hangs", daemon=True).start()
+        _look_again_and_again(self.check, sampling_interval_s(self._timeout_s), "hangs", threading.Event())
 
     def check(self) -> float:
         """Check all members and end those that hang; returns the seconds until the next check."""
@@ -310,15 +318,6 @@ class HangWatch:
         if self._exchange is not None:
             self._exchange(findings, interval_s, self._timeout_s)
         return interval_s
-
-    def _watch(self) -> None:
-        pause = threading.Event()
-        interval_s = sampling_interval_s(self._timeout_s)
-        while not pause.wait(interval_s):
-            try:
-                interval_s = self.check()
-            except Exception:  # a failing watch must end neither the members nor itself
-                logger.exception("looking for members that hang failed")
 
     def _warn(self, session: MemberSession, timers: _Timers) -> None:
         """Warn once that a script does no iterations any more: it may validate, or compute for ever."""
@@ -413,15 +412,15 @@ class SuspensionWatch:
 
     def start(self) -> None:
         """Watch in the background."""
-        threading.Thread(target=self._watch, name="suspension", daemon=True).start()
+        _look_again_and_again(self.check, SUSPENSION_INTERVAL_S, "suspension", self._closed)
 
     def close(self) -> None:
         """Resume all members for good: the runtime ends, and their scripts have to act on that."""
         self._closed.set()
         self.check()
 
-    def check(self) -> None:
-        """Pause and resume members as their processes are."""
+    def check(self) -> float:
+        """Pause and resume members as their processes are; returns the seconds until the next check."""
         with self._lock:
             for session in self._running():
                 pid = session.client_pid
@@ -429,13 +428,7 @@ class SuspensionWatch:
                     self._pause(session)
                 else:
                     self._resume(session)
-
-    def _watch(self) -> None:
-        while not self._closed.wait(SUSPENSION_INTERVAL_S):
-            try:
-                self.check()
-            except Exception:  # a failing watch must end neither the members nor itself
-                logger.exception("looking for members whose jobs are suspended failed")
+        return SUSPENSION_INTERVAL_S
 
     def _pause(self, session: MemberSession) -> None:
         if self._arbiter.pauses_everywhere:
@@ -527,7 +520,7 @@ def main(runtime: int, timeout_s: float) -> None:
     interval_s = sampling_interval_s(timeout_s)
     stopped, silent, beats = IdleTimer(interval_s), IdleTimer(interval_s), 0
     while os.getppid() == runtime:
-        threads = sample(threads_of(runtime))
+        threads = ThreadMeter().sample(threads_of(runtime))
         with contextlib.suppress(BlockingIOError):
             beats += len(os.read(sys.stdin.fileno(), 65536))
         stopped_s = stopped.idle_s(threads, threads.stopped)

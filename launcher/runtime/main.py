@@ -199,15 +199,8 @@ class Runtime:
         start = functools.partial(supervised, options.starter, options.run_dir)
         factory = SessionFactory(pausing, self._table.spec_of, self._trace, start, self._threads)
         admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table)
-        need_gib = {member.job_id: member.gpu_mem_gib for member in group.members if member.gpu_mem_gib}
-        memory = MemoryAdmission(
-            need_gib,
-            self._table.running,
-            options.device_mem_gib,
-            measured_gib=self._table.measured_gpu_mem_gib,
-            threads=self._threads,
-        )
-        self._server = Server(options.run_dir, group.ids, self._table, factory, self._ranks, admission, memory)
+        memory = MemoryAdmission(self._table, options.device_mem_gib, threads=self._threads)
+        self._server = Server(options.run_dir, group.ids, self._table, factory, admission, memory, self._ranks)
         exchange = None if self._ranks is None else self._ranks.exchange
         self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, exchange)
         self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)

@@ -35,23 +35,11 @@ SAVE_GRACE_S: Final = 60.0
 """How long a script with a checkpoint may work on until it is saved, after its member's process is gone."""
 
 
-class Connection:
-    """One member's process at the other end of a socket."""
-
-    def __init__(self, raw: socket.socket) -> None:
-        self.raw = raw
-        self._lock = threading.Lock()
-
-    def send(self, frame: Frame) -> None:
-        """Send a frame; ignore that the process may be gone."""
-        with self._lock, contextlib.suppress(OSError):
-            protocol.send(self.raw, frame)
-
-    def finish(self, frame: Frame) -> None:
-        """Send the last frame."""
-        self.send(frame)
-        with contextlib.suppress(OSError):
-            self.raw.shutdown(socket.SHUT_WR)
+def _send_last(connection: socket.socket, frame: Frame) -> None:
+    """Send a member's process its last frame; ignore that it may be gone."""
+    with contextlib.suppress(OSError):
+        protocol.send(connection, frame)
+        connection.shutdown(socket.SHUT_WR)
 
 
 class SessionFactory:
@@ -105,12 +93,12 @@ class Server:
         members: list[str],
         table: MemberTable,
         factory: SessionFactory,
+        admission: AdmissionControl,
+        memory: MemoryAdmission,
         ranks: Ranks | None = None,
-        admission: AdmissionControl | None = None,
-        memory: MemoryAdmission | None = None,
     ) -> None:
-        self._memory = memory or MemoryAdmission({}, table.running)
-        self._admission = admission or AdmissionControl(None, table)
+        self._memory = memory
+        self._admission = admission
         self._run_dir = run_dir
         self._ranks = ranks
         rank = None if ranks is None else ranks.place.rank
@@ -189,35 +177,34 @@ class Server:
     def _serve(self, raw: socket.socket) -> None:
         with raw:
             self._open.add(raw)
-            connection = Connection(raw)
             try:
                 raw.settimeout(HELLO_TIMEOUT_S)
                 protocol.require_same_user(raw)
                 hello = protocol.receive_with_files(raw, 3)
                 raw.settimeout(None)
                 if hello is not None and hello[0]["type"] == "leave":
-                    self._leave(connection, *hello)
+                    self._leave(raw, *hello)
                 elif hello is not None:
-                    self._attach(connection, *hello)
+                    self._attach(raw, *hello)
             except (ProtocolError, OSError) as error:
                 logger.warning("a connection was refused: %s", error)
-                connection.finish({"type": "refused", "kind": "protocol", "reason": str(error)})
+                _send_last(raw, {"type": "refused", "kind": "protocol", "reason": str(error)})
             finally:
                 self._open.discard(raw)
 
-    def _leave(self, connection: Connection, frame: Frame, files: list[int]) -> None:
+    def _leave(self, connection: socket.socket, frame: Frame, files: list[int]) -> None:
         """Answer once no script of another run of the job is left here; that run's process is gone or soon will be."""
         _close_all(files)
         run, session = self._latest.get(str(frame.get("job_id")), (0, None))
         if session is not None and run != frame.get("run"):
             logger.info("another run of job %s waits for the end of its script here", session.member)
             session.ended.wait()
-        connection.finish({"type": "left"})
+        _send_last(connection, {"type": "left"})
 
-    def _attach(self, connection: Connection, frame: Frame, files: list[int]) -> None:
+    def _attach(self, connection: socket.socket, frame: Frame, files: list[int]) -> None:
         try:
             request = AttachRequest.from_frame(frame)
-            refusal = self._refusal(request, protocol.peer_pid(connection.raw))
+            refusal = self._refusal(request, protocol.peer_pid(connection))
             request = replace(
                 request, environment={**request.environment, **self._admission.environment(request.job_id)}
             )
@@ -230,16 +217,15 @@ class Server:
         if session is None or not self._table.begin(session, request.target):
             _close_all(files)
             reason = f"job {request.job_id} already runs a script in its group; run one at a time"
-            connection.finish({"type": "refused"} | (refusal or {"kind": "busy", "reason": reason}))
+            _send_last(connection, {"type": "refused"} | (refusal or {"kind": "busy", "reason": reason}))
             return
         self._latest[request.job_id] = run_of(request.environment), session
         with self._reported:
             self._unreported.add(session)
-        connection.send({"type": "accepted"})
         logger.info("member %s runs %s", request.job_id, request.target)
-        session.client_pid = protocol.peer_pid(connection.raw)
+        session.client_pid = protocol.peer_pid(connection)
         session.start(self._reporter(connection))
-        self._listen(connection.raw, session)
+        self._listen(connection, session)
 
     def _refusal(self, request: AttachRequest, client_pid: int) -> dict[str, str] | None:
         if self._closing:
@@ -256,7 +242,7 @@ class Server:
             return refusal
         return None if self._ranks is None else self._ranks.refusal(request)
 
-    def _reporter(self, connection: Connection) -> Callable[[MemberSession], None]:
+    def _reporter(self, connection: socket.socket) -> Callable[[MemberSession], None]:
         def report(session: MemberSession) -> None:
             try:
                 if self._factory.threads is not None:
@@ -265,7 +251,7 @@ class Server:
                 if self._ranks is not None:
                     self._ranks.ended(session)
                 logger.info("member %s ended with exit code %s", session.member, session.exit_code)
-                connection.finish(self._last_frame(session))
+                _send_last(connection, self._last_frame(session))
             finally:
                 with self._reported:
                     self._unreported.discard(session)

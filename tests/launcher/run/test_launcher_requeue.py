@@ -12,7 +12,7 @@ from requeue_client import SLEEPER, member
 from virtual_clock import VirtualClock
 
 from muri.errors import MuriError
-from muri.launcher.job.scheduler import MembershipError, NoMembership, load_membership
+from muri.launcher.job.scheduler import Membership, MembershipError, load_membership
 from muri.launcher.run import command
 from muri.launcher.run.client import RuntimeLostError
 
@@ -149,7 +149,7 @@ def test_only_a_job_that_asked_for_muri_and_sees_no_gpu_may_be_a_member() -> Non
         assert not command.may_be_member({"MURI_JOB": "on", **seen})
 
 
-class Refusing(NoMembership):
+class Refusing(Membership):
     """Refuses a number of requeues."""
 
     def __init__(self, times: int, *, for_good: bool = False) -> None:
@@ -183,7 +183,7 @@ def test_refused_requeue_is_tried_again_and_then_told(membership: Refusing, mess
 
 def test_absent_scheduler_plugin_means_no_groups() -> None:
     membership = load_membership("muri.no_such_schedulers")
-    assert isinstance(membership, NoMembership)
+    assert isinstance(membership, Membership)
     assert membership.await_place("101") is None
     with pytest.raises(MembershipError, match="not installed"):
         membership.requeue("101", "reason")

@@ -7,7 +7,6 @@ import socket
 import threading
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,6 +17,7 @@ from muri.launcher import protocol
 from muri.launcher.protocol import AttachRequest, ProtocolError
 from muri.launcher.run import command
 from muri.launcher.run.command import PythonLine
+from muri.launcher.runtime.admission import AdmissionControl
 from muri.launcher.runtime.server import Server
 from muri.pythons import own_python
 
@@ -80,14 +80,19 @@ def test_another_users_process_gets_nothing_from_the_runtime(launcher: Launcher)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def a_server(run_dir: Path, job: str) -> Server:
+    """A server that no script is handed to."""
+    nothing = cast(Any, None)
+    return Server(run_dir, [job], nothing, nothing, AdmissionControl(None, nothing), nothing)
+
+
 def test_a_runtime_that_starts_does_not_remove_the_socket_of_one_that_starts_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
     numbers = itertools.count()
     monkeypatch.setattr(protocol, "runtime_socket", lambda run_dir, pid: run_dir / f"runtime-{next(numbers)}.sock")
-    table: Any = SimpleNamespace(running=lambda: ())
-    first, second = (Server(tmp_path, [job], table, cast(Any, None)) for job in ("101", "102"))
+    first, second = (a_server(tmp_path, job) for job in ("101", "102"))
     starting = threading.Thread(target=second.start)
 
     class SlowSocket(socket.socket):
@@ -114,7 +119,7 @@ def test_a_member_for_whom_no_thread_is_left_hears_so_and_the_next_is_served(
 ) -> None:
     tmp_path.chmod(0o700)
     plain, starts = threading.Thread.start, itertools.count()
-    server = Server(tmp_path, ["101"], cast(Any, SimpleNamespace(running=lambda: ())), cast(Any, None))
+    server = a_server(tmp_path, "101")
 
     def start(thread: Any) -> None:
         if thread._target == server._serve and next(starts) == 0:

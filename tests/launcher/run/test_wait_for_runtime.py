@@ -12,11 +12,11 @@ from virtual_clock import VirtualClock
 
 from muri.group_spec import MemberSpec, Place
 from muri.launcher import protocol
-from muri.launcher.job.scheduler import MembershipError, NoMembership
+from muri.launcher.job.scheduler import Membership, MembershipError
 from muri.launcher.run.client import RuntimeLostError, wait_for_runtime
 
 
-class Scheduler(NoMembership):
+class Scheduler(Membership):
     """Says nothing for the first questions, then whether the job is in a group, and of which pilot job."""
 
     def __init__(self, expected: bool, pilot: str = "", silent: int = 0) -> None:

@@ -19,7 +19,7 @@ from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.job.environment import attach_timeout_s, hang_timeout_s, requeue_wait_s
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
-from muri.launcher.runtime.hangs import HangWatch, IdleTimer, ThreadMeter, ThreadSample, is_stopped, sample
+from muri.launcher.runtime.hangs import HangWatch, IdleTimer, ThreadMeter, ThreadSample, is_stopped
 from muri.launcher.runtime.ranks import IdleReports
 from muri.launcher.sessions.setup import Roots
 from muri.launcher.shared_process.danger_watch import LockWatch
@@ -460,7 +460,7 @@ def test_who_only_asks_for_a_lock_does_no_work(
 def test_muris_own_looks_at_the_interpreters_lock_are_no_work_of_the_script() -> None:
     watch = LockWatch()
     until(lambda: watch._looks, "a look")
-    assert sample([Path(f"/proc/self/task/{watch._thread.native_id}")]) == ThreadSample()
+    assert ThreadMeter().sample([Path(f"/proc/self/task/{watch._thread.native_id}")]) == ThreadSample()
     watch.stop()
 
 

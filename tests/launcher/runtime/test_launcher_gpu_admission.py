@@ -2,24 +2,35 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from launcher_harness import Launcher, ends
 from polling import until
 
+from muri.group_spec import MemberSpec
 from muri.launcher.runtime.admission import CONTEXT_GIB, START_S, MemoryAdmission
+from muri.launcher.runtime.member_table import MemberTable
 
 
 class Group:
     """Members that run, by the isolation that they have."""
 
     def __init__(self, need_gib: dict[str, float], device_gib: float | None) -> None:
+        self.need_gib = need_gib
         self.sessions: dict[str, SimpleNamespace] = {}
         self.now_s = 0.0
         self.measured_gib: dict[str, float] = {}
-        self.admission = MemoryAdmission(
-            need_gib, lambda: list(self.sessions.values()), device_gib, lambda: self.now_s, lambda: self.measured_gib
-        )
+        self.admission = MemoryAdmission(cast(MemberTable, self), device_gib, lambda: self.now_s)
+
+    def running(self) -> list[SimpleNamespace]:
+        return list(self.sessions.values())
+
+    def spec_of(self, member: str) -> MemberSpec:
+        return MemberSpec(member, gpu_mem_gib=self.need_gib.get(member))
+
+    def measured_gpu_mem_gib(self) -> dict[str, float]:
+        return self.measured_gib
 
     def start(self, member: str, isolation: str = "thread") -> None:
         self.sessions[member] = SimpleNamespace(member=member, isolation=isolation)
@@ -46,7 +57,7 @@ def test_member_that_does_not_fit_beside_the_others_is_refused_with_figures() ->
         (NEED, 7.0 + CONTEXT_GIB, "process", {}, "2", False),
         (NEED, 7.5, "thread", {"1": 4.5}, "2", False),
         ({"1": 40.0}, 8.0, "", {}, "1", True),
-        (NEED, 1.0, "thread", {}, "unknown", True),
+        (NEED, 1.0, "thread", {}, "9", True),
         (NEED, None, "thread", {}, "2", True),
     ],
     ids=["exact fit", "a process has a context of its own", "measured", "the first", "unknown need", "unknown device"],

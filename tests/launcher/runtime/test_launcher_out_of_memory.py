@@ -24,9 +24,9 @@ SCHEDULER = """
     import os, sys
     from muri.commands import run_command
     from muri.launcher.run import command
-    from muri.launcher.job.scheduler import NoMembership
+    from muri.launcher.job.scheduler import Membership
 
-    class Recorder(NoMembership):
+    class Recorder(Membership):
         def requeue_for_memory(self, job_id):
             with open("asked", "a") as file:
                 file.write(job_id)
