@@ -1,5 +1,6 @@
-"""Who is let in by GPU memory, and that errors for want of memory cost only their member."""
+"""Who is let in by GPU memory, which the driver tells, and that errors for want of it cost only their member."""
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -9,7 +10,7 @@ from launcher_harness import Launcher, ends
 from polling import until
 
 from muri.group_spec import MemberSpec
-from muri.launcher.runtime.admission import CONTEXT_GIB, START_S, MemoryAdmission
+from muri.launcher.runtime.admission import CONTEXT_GIB, START_S, MemoryAdmission, total_gib
 from muri.launcher.runtime.member_table import MemberTable
 
 
@@ -143,3 +144,22 @@ def test_want_of_memory_ends_one_member_and_its_memory_goes_back(launcher: Launc
         until(lambda: resident_mib(runtime.pid) < before_mib + 100, "the memory to go back")
     assert ends(other) == 0
     assert "fault" not in launcher.status()
+
+
+DRIVER = """
+#include <stddef.h>
+int cuInit(unsigned flags) { return INIT; }
+int cuDeviceGet(int *device, int ordinal) { *device = 7; return ordinal; }
+int cuDeviceTotalMem_v2(size_t *total, int device) { *total = (size_t)80 << 30; return device == 7 ? 0 : 101; }
+"""
+
+
+@pytest.mark.parametrize(("error", "found_gib"), [(0, 80.0), (100, None)])
+def test_the_driver_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, found_gib: float | None
+) -> None:
+    source = tmp_path / "driver.c"
+    source.write_text(DRIVER)
+    subprocess.run(["cc", "-shared", "-fPIC", f"-DINIT={error}", "-o", tmp_path / "libcuda.so.1", source], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert total_gib() == found_gib

@@ -18,7 +18,7 @@ from polling import DEADLINE_S, until
 from two_members import run_both
 
 from muri.errors import UsageError
-from muri.launcher.runtime.main import read_options
+from muri.launcher.runtime.main import cpus_of, read_options
 
 LOOP = """
     import sys, time
@@ -271,3 +271,12 @@ def test_a_signal_that_another_thread_takes_ends_the_runtime(launcher: Launcher)
     others = {int(task.name) for task in (main / "task").iterdir()} - {runtime.pid}
     ctypes.CDLL(None).tgkill(runtime.pid, others.pop(), int(signal.SIGTERM))
     assert ends(runtime) == 0
+
+
+def test_cores_are_those_that_slurm_gave_and_the_kernel_allows() -> None:
+    allowed = len(os.sched_getaffinity(0))
+    assert cpus_of({}) == allowed
+    assert cpus_of({"SLURM_CPUS_ON_NODE": "1"}) == 1
+    assert cpus_of({"SLURM_CPUS_ON_NODE": str(allowed + 8)}) == allowed
+    assert cpus_of({"SLURM_CPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "1"}) == 1
+    assert cpus_of({"SLURM_CPUS_ON_NODE": "4(x2)"}) == allowed

@@ -1,4 +1,4 @@
-"""Which command starts a member's script."""
+"""Which command starts a member's script, and how members' threads get along on the same cores."""
 
 import os
 import threading
@@ -10,6 +10,7 @@ from polling import DEADLINE_S
 from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.protocol import AttachRequest, ProtocolError
 from muri.launcher.sessions.process_session import ProcessSession, script_command
+from muri.launcher.sessions.setup import take_short_turns, wait_without_spinning
 
 RANK = {"RANK": "0", "WORLD_SIZE": "2"}
 
@@ -54,3 +55,25 @@ def test_a_member_for_whom_no_thread_is_left_goes_back_to_the_queue() -> None:
     session.start(lambda _: ended.set())
     assert ended.wait(DEADLINE_S)
     assert session.lost
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({"GOMP_SPINCOUNT": "9"}, {"GOMP_SPINCOUNT": "9"}), ({"A": "b"}, {"A": "b", "OMP_WAIT_POLICY": "passive"})],
+)
+def test_openmp_does_not_spin_unless_told_to(environment: dict[str, str], expected: dict[str, str]) -> None:
+    wait_without_spinning(environment)
+    assert environment == expected
+
+
+def test_short_turns_leave_policy_and_nice_as_they_are() -> None:
+    def work() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, 3)
+        take_short_turns()
+        found.append((os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)))
+
+    found: list[tuple[int, int]] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [(os.SCHED_OTHER, 3)]
