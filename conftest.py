@@ -11,7 +11,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 # Hypothesis also tries the numbers and texts that stand in the product's modules, but only of those that happen to be
-# loaded: which other tests ran before in the same process would decide what a test is given.
+# loaded: which other tests ran before in the same process would decide a test's inputs.
 if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = lambda: providers._local_constants
 

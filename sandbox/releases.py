@@ -356,5 +356,5 @@ GPUs and a login host. `bin/muri-sandbox matrix` wrote this page on {date}; do n
 {table}
 
 A job whose GPU cannot be taken away while it waits always runs alone. The controller tries that on the cluster at hand,
-and `muri doctor` says what it found; this page is not a substitute for that.
+and `muri doctor` shows the result; this page is not a substitute for that.
 """

@@ -34,7 +34,7 @@ INTRODUCTION = """\
 
 Every mechanism, equation, algorithm, table and figure of the five source texts: where it lives in Muri, and what was
 measured beside the published figure. A row without a place says why it is missing. The names lead to the code. Commands
-run from a checkout; what they print is kept in `lab/muri_lab/benchmarks/results/papers/`.
+run from a checkout; their output is kept in `lab/muri_lab/benchmarks/results/papers/`.
 
 `muri-lab papers-page` makes this page from `lab/papers/*.yaml` and the stored figures; a test renders it, imports
 every name and runs every experiment small.

@@ -122,7 +122,7 @@ class ProcessSession(MemberSession):
         return self.condemned or self._cut_short or self.lost_cause is not None
 
     def deliver(self, signum: int) -> None:
-        """Pass the signal on; the process does with it what it would do alone."""
+        """Pass the signal on; the process handles it as it would alone."""
         with self._lock:
             if self._supervisor is not None:
                 self._supervisor.pass_on(signum)
@@ -205,7 +205,7 @@ class ProcessSession(MemberSession):
             self._conclude(code)
 
     def _run(self, supervisor: Supervisor) -> int:
-        """Run the script to its end; what it holds is free at once, then what it left is ended. Its exit code."""
+        """Run the script to its end, free its turns at once, end processes that it left; return its exit code."""
         with contextlib.suppress(ProcessLookupError):
             take_short_turns(supervisor.pid)
         self._hand_over(supervisor)
@@ -334,14 +334,14 @@ class Channels:
             self._served = [*filter(threading.Thread.is_alive, self._served), thread]
 
     def finish(self, limit_s: float) -> None:
-        """Wait until all is read that the process has told; its end closes the channels, if nobody else holds them."""
+        """Wait until all that the process has told is read; its end closes channels that no other process holds."""
         end_s = time.monotonic() + limit_s
         while (open_ones := [*filter(threading.Thread.is_alive, self._served)]) and time.monotonic() < end_s:
             open_ones[0].join(max(0.0, end_s - time.monotonic()))
 
 
 class _Channel:
-    """The requests of one thread of the script, and what it holds."""
+    """The requests of one thread of the script, and the turns that it holds."""
 
     def __init__(self, owner: Channels, channel: socket.socket) -> None:
         self._owner = owner

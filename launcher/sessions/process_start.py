@@ -56,7 +56,7 @@ class Starter(Protocol):
 
     @property
     def what(self) -> str:
-        """What is started, for messages."""
+        """The name of the started program, for messages."""
 
     @property
     def detaches(self) -> bool:
@@ -185,7 +185,7 @@ class Supervisor:
         """Wait for the command's end.
 
         Returns:
-            Its exit code and whether it, or rather its step, was told to end by somebody else than the runtime; None
+            Its exit code and whether it, or rather its step, was told to end by another than the runtime; None
             if the supervisor has ended before it.
         """
         report = self._report(process_supervisor.ENDED)
@@ -271,11 +271,11 @@ def _await_supervisor(
         pid = _greeted(connection)
         if pid:
             return connection, pid
-        connection.close()  # another runtime has looked whether somebody listens
+        connection.close()  # another runtime has looked for a listener
 
 
 def _greeted(connection: socket.socket) -> int:
-    """The supervisor's process id, as it and the kernel say; 0 if it is none."""
+    """The supervisor's process id, as it and the kernel say; 0 for another process."""
     hello = process_supervisor.HELLO
     try:
         protocol.require_same_user(connection)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 HELLO: Final = struct.Struct("=i")
-"""The supervisor's process id. It tells it from a process that only tries whether somebody listens."""
+"""The supervisor's process id. It differs from that of a process that only looks for a listener."""
 
 LENGTH: Final = struct.Struct("=I")
 FILE_COUNT: Final = 5
@@ -35,7 +35,7 @@ STARTED: Final = struct.Struct("=i")
 """The command's process id."""
 
 ENDED: Final = struct.Struct("=i?")
-"""Its exit code, 128 + n when signal n ended it; whether somebody else than the runtime has told it to end."""
+"""Its exit code, 128 + n when signal n ended it; whether another than the runtime has told it to end."""
 
 SIGNAL: Final = struct.Struct("=i")
 

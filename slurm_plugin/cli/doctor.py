@@ -211,7 +211,7 @@ def _not_of_root(path: Path, owner: str) -> Finding:
 
 
 def _judge_state_dir(path: Path, owner: str) -> Iterator[Finding]:
-    """Yield all findings, the gravest first; a wrong place before its owner, as `chown -R` is no remedy for it."""
+    """Yield all findings, the gravest first; a wrong place before its owner, as `chown -R` does not mend it."""
     if not path.is_dir():
         yield problem(_STATE, f"{path} is not a directory", "move it away, or set state_dir to a directory")
     if path.is_symlink():

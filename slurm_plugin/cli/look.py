@@ -185,7 +185,7 @@ def _answers(config: "Config", name: str) -> list[tuple[dict[str, object], list[
 
 
 def _own_job(view: "View", name: str) -> str:
-    """Say what a pilot job or dry run is for; "" for other jobs."""
+    """Return the purpose of a pilot job or dry run; "" for other jobs."""
     job = view.active.get(job_id_in(name))
     if job is None or job.pilot_tag is None:
         return "" if job is None or job.dry_run is None else f"a dry run that measures a model of {job.user}"

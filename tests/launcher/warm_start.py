@@ -1,10 +1,10 @@
 """Python processes that have PyTorch loaded when they start: its import costs seconds, which no test is about.
 
 `WarmStart.popen` looks like `subprocess.Popen`. Its processes are forked from a server, this file run as a script,
-which has imported what they need and nothing of Muri's launcher. A forked process interprets its command line as
+which has imported PyTorch and nothing of Muri's launcher. A forked process interprets its command line as
 Python would (`-c`, `-m` or a script), and an `os.execv` of Python, as `muri run` does it, goes on in the same process.
-A child that it starts while it has one thread, as `muri run` does for a dry run, is forked from it, without what it
-has imported since.
+A child that it starts while it has one thread, as `muri run` does for a dry run, is forked from it, without the
+modules that it has imported since.
 """
 
 import atexit

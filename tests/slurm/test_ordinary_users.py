@@ -94,7 +94,7 @@ def muri(one_gpu: Driver) -> MuriCluster:
 
 
 #: No slurmctld answers, as Slurm's commands see it; how long they try again depends on the two timeouts.
-NOBODY = "s/^SlurmctldPort=.*/SlurmctldPort=1/;s/^(SlurmctldTimeout|MessageTimeout)=.*/\\1=4/"
+NO_SLURMCTLD = "s/^SlurmctldPort=.*/SlurmctldPort=1/;s/^(SlurmctldTimeout|MessageTimeout)=.*/\\1=4/"
 
 #: What root does before, the users' environment, and what must fail then.
 CONDITIONS: dict[str, tuple[str, dict[str, str], set[str]]] = {
@@ -109,8 +109,8 @@ CONDITIONS: dict[str, tuple[str, dict[str, str], set[str]]] = {
         "true", {"PATH": f"{CHECKOUT}/.venv/bin", "PYTHONPATH": ""}, NEVER | NEED_SLURM
     ),
     "no slurmctld": (
-        f"rm -rf /tmp/nobody; cp -r /etc/slurm /tmp/nobody; sed -i -E '{NOBODY}' /tmp/nobody/slurm.conf",
-        {"SLURM_CONF": "/tmp/nobody/slurm.conf"},
+        f"rm -rf /tmp/away; cp -r /etc/slurm /tmp/away; sed -i -E '{NO_SLURMCTLD}' /tmp/away/slurm.conf",
+        {"SLURM_CONF": "/tmp/away/slurm.conf"},
         NEVER | NEED_SLURM,
     ),
 }  # fmt: skip

@@ -346,9 +346,9 @@ def test_ordinary_jobs_run_with_a_broken_plugin(breakable: Cluster, damage: str)
 
 
 def test_an_unknown_plugstack_argument_is_named_and_harmless(breakable: Cluster) -> None:
-    breakable.root(f"echo 'optional {PLUGIN} colour=red' > /etc/slurm/plugstack.conf")
+    breakable.root(f"echo 'optional {PLUGIN} shade=red' > /etc/slurm/plugstack.conf")
     done = breakable.run("sbatch", "--muri=model=m", GPU, "--wrap=true")
-    assert 'muri: plugstack.conf: unknown argument "colour=red" ignored' in done.stderr
+    assert 'muri: plugstack.conf: unknown argument "shade=red" ignored' in done.stderr
     assert breakable.comment(job_id(done)) == "muri:model=m"
     assert_ordinary_jobs_run(breakable)
 

@@ -40,7 +40,7 @@ their twin.
 {rows}
 
 The last three columns count the runs that were the same, of all, those beside a twin included. A script is compared on
-what two plain runs of it have alike; what they have not is listed below.
+the output that two plain runs of it share; the rest is listed below.
 
 ### Threads
 
@@ -119,7 +119,7 @@ def _stages(scripts: Sequence[Mapping[str, Any]]) -> str:
     told = _wrapped(
         "*In stages* is the share of an iteration that the same dry run finds in the four stages."
         f" It measured {len(measured)} of {len(scripts)} scripts. In {len(measured) - len(less)} of them the share is"
-        f" {LEAST_SHARE:.0%} or more. For the others this is what it says of the rest of the iteration, or why it"
+        f" {LEAST_SHARE:.0%} or more. For the others this is its account of the rest of the iteration, or why it"
         " measured nothing:"
     )
     lines = [f"- {each['name']}, {1e3 * each['iteration_s']:.2g} ms an iteration: {each['no_stage']}" for each in less]

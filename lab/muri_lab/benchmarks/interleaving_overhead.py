@@ -115,8 +115,8 @@ def measure(count: int = 3000) -> dict[str, dict[str, float]]:
     """All of them, in microseconds; the CPU's slices are as short as the runtime asks for."""
     take_short_turns()
     return {
-        "stage nobody else wants": _quantiles(uncontended_s(count)),
-        "yield point nobody waits at": _quantiles(yield_points_s(count)),
+        "stage without competition": _quantiles(uncontended_s(count)),
+        "yield point without a waiting member": _quantiles(yield_points_s(count)),
         "hand-over in one process": _quantiles(hand_overs_s(count)),
         "hand-over between processes": _quantiles(measure_switches_s(count)),
     }

@@ -254,7 +254,7 @@ def _told() -> Iterator[None]:
             ) from error
         raise GraphError(
             f"the model's forward pass fails for these inputs: {type(error).__name__}: {reason}. "
-            "Do shapes and types match what it expects?"
+            "Do shapes and types match the model's inputs?"
         ) from error
 
 

@@ -77,7 +77,7 @@ COURSES = {
     "of two optimizers one counts": ("made " + 5 * "call back step:discriminator call back step:generator ", 5),
     "no optimizer: the module that came first begins iterations": (5 * BY_HAND, 4),  # the last one has not ended
     "no optimizer: validation ends an iteration": (3 * BY_HAND + 10 * "eval ", 3),
-    "no optimizer: validation is none": (3 * BY_HAND + 10 * "eval " + 3 * BY_HAND, 5),
+    "no optimizer: validation does not count": (3 * BY_HAND + 10 * "eval " + 3 * BY_HAND, 5),
     "a teacher without gradients belongs to the iteration": (4 * f"eval:teacher {BY_HAND}" + "eval:teacher call", 4),
     "the first module is not called any more": (BY_HAND + (MOST_BACKWARDS + 4) * "call:new back ", 5),
     "backward passes of functions": (4 * "back ", 3),
@@ -106,4 +106,4 @@ def test_reading_is_load_unless_the_cpu_is_busy(cpu_share: float, stage: int) ->
     assert kind.stage == stage
     for _ in range(2 * RECENT_FETCHES):
         kind.add(0.1, 0.042)
-    assert kind.stage == stage, "between the thresholds it stays what it was"
+    assert kind.stage == stage, "between the thresholds it stays the same"

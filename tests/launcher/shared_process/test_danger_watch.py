@@ -79,9 +79,9 @@ def test_an_ordinary_loop_is_no_danger_but_for_its_length(launcher: Launcher) ->
 def test_a_loop_that_waits_is_no_danger(launcher: Launcher) -> None:
     rests = """
         import threading
-        nobody = threading.Event()
+        never_set = threading.Event()
         def work():
-            nobody.wait(0.5)
+            never_set.wait(0.5)
     """
     assert dangers(launcher, textwrap.dedent(rests) + LOOP, "4:1") == set()
 

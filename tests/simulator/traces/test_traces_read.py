@@ -42,7 +42,7 @@ def written(tmp_path: Path) -> Writer:
 def shared(name: str) -> Path:
     path = SHARED_TRACES / name
     if not path.exists():
-        pytest.skip(f"{path} is not there: the published traces are no part of this repository")
+        pytest.skip(f"{path} is not there: this repository does not contain the published traces")
     return path
 
 

@@ -62,7 +62,7 @@ def test_a_newer_schema_is_refused(tmp_path):
 def test_facts_are_replaced_and_forgotten_and_what_cannot_be_stored_costs_no_later_one(tmp_path):
     with Journal(tmp_path / "j.db") as journal:
         with pytest.raises(UnicodeEncodeError):
-            journal.set_fact(EXCLUSION, "caf\udce9", "its subject has a byte that is no UTF-8")
+            journal.set_fact(EXCLUSION, "caf\udce9", "its subject has a byte outside UTF-8")
         for why in ("why", "because"):
             journal.set_fact(EXCLUSION, "7", why)
             assert journal.facts(EXCLUSION) == {"7": why}

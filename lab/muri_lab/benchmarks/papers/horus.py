@@ -158,8 +158,8 @@ _makespan, _utilization, _wait, _median_wait, _wait_spread, _run, _jct = map(_fi
 
 _SPLIT: Final = (
     "Nothing of Horus is fitted; the workloads are synthetic, and benchmarks/papers/horus_workloads.py states the "
-    "assumptions and which came after a look at earlier results. The simulated truth is the planner's own f, and what "
-    "it is told of each job is right, where the paper's predictions of utilization erred."
+    "assumptions and which came after a look at earlier results. The simulated truth is the planner's own f, and its "
+    "inputs about each job are right, where the paper's predictions of utilization erred."
 )
 
 EXPERIMENTS: Final = (

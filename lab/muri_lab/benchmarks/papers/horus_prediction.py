@@ -116,7 +116,7 @@ def table_4(quick: bool) -> Outcome:
 
 _TABLE_4: Final = (
     "The paper does not say how it split its 292 configurations; unseen configurations (random tenths) is the "
-    "usual way and the easier one, unseen models (a family at a time) is what a scheduler meets. The order of the "
+    "usual way and the easier one, unseen models (a family at a time) is a scheduler's case. The order of the "
     "regressors differs: ours are close together, and XGBoost as it comes is not the best of them on 153 "
     "configurations. Muri's predictor is a library's too (scikit-learn) and within 0.01 of the best on unseen "
     "models, so another library would bring nothing; its size was chosen with these figures, which flatters it a "

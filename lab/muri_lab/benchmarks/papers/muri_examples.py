@@ -70,8 +70,8 @@ def examples(quick: bool) -> Outcome:
     ]
     return Outcome(
         tuple(rows),
-        "Stage times are those of the figures where the text gives them; A to D of Figure 4 follow from what it says "
-        "of E and F. The published T of Figure 6 follows from the text: the ordering “perfectly overlaps two jobs”, so "
+        "Stage times are those of the figures where the text gives them; A to D of Figure 4 follow from its words "
+        "on E and F. The published T of Figure 6 follows from the text: the ordering “perfectly overlaps two jobs”, so "
         "that T is an iteration of either. Figures 2 (11 / 6.5 = 1.7 ×) and 7 have no stage times in the text.",
     )
 

@@ -203,7 +203,7 @@ def figure_13(quick: bool) -> Outcome:
     difference = (
         "The paper's variants are DRF and Tetris with tuned shares, ours TUNE in order of submission; it does not say "
         "the load. Here 2,000 jobs of several GPUs (1,000 to 1,499 count) run under the default model. All jobs are "
-        "one user's, for whom DRF is first come, first served, and smaller jobs pass those that do not fit: with W1 "
+        "one user's, so that DRF is first come, first served, and smaller jobs pass those that do not fit: with W1 "
         "that serves the average better than TUNE's order does."
     )
     return Outcome(tuple(rows), difference)

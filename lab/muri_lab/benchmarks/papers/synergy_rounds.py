@@ -63,7 +63,7 @@ def figure_3(quick: bool) -> Outcome:
         rows.append(Row("all four", f"average epoch time, proportional over {name.upper()}", "×", 1.5, round(ratio, 3)))
     difference = (
         "The paper's average is over epochs of different lengths, ours over jobs that take equally long with their "
-        "proportional share. Its allocation is drawn by hand: what nobody needs is given to somebody."
+        "proportional share. Its allocation is drawn by hand: resources that no job needs are given to one."
     )
     return Outcome(tuple(rows), difference)
 

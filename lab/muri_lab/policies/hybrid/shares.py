@@ -22,8 +22,8 @@ from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import CpuMemShare, CpuMemShares, FreeNode, PlanJob, Reason, Running
 from muri_lab.policies.hybrid.prediction import Mode, Predictor, Speeds, weighted
 
-_GIVES_BACK: Final = Reason("restarts on the GPUs that it has: a newcomer needs what it had above its share")
-_TOO_LITTLE: Final = Reason("restarts on the GPUs that it has: with what it holds it is slower than with its share")
+_GIVES_BACK: Final = Reason("restarts on the GPUs that it has: a newcomer needs the surplus above its share")
+_TOO_LITTLE: Final = Reason("restarts on the GPUs that it has: it holds too little and is slower than with its share")
 _GETS_MORE: Final = Reason("restarts on the GPUs that it has: what is left there gains more than that costs")
 
 
