@@ -84,8 +84,8 @@ def table_3(quick: bool) -> Outcome:
     why = (
         f"{OTHER_WORKLOAD} `fifo` here fills gaps behind a job that does not fit, and waits far less. `sjf-ffs` gains "
         "nothing here: many of these pairs get less done together than one after the other, up to 11 times slower, "
-        "and no policy here tests that. Pollux's published queueing time of all jobs, 1.00 of 1.04 hours of JCT, is hard "
-        "to believe."
+        "and no policy here tests that. Pollux's published queueing time of all jobs, 1.00 of 1.04 hours of JCT, is "
+        "hard to believe."
     )
     return Outcome(tuple(_table(JOBS, TABLE_3, quick)), why)
 
