@@ -1,8 +1,8 @@
 """A cycle's decision: from the snapshot and what is known to everything that the cycle will do. Pure.
 
-A cycle has six phases: `gathered.py` looks up what is known and who may be planned, `repairs.py` repairs unfinished work,
-`request.py` and `running.py` prepare the request, `asking.py` asks the policy, `plan_actions.py` turns its answer into
-actions, and `execute/executor.py` carries them out.
+A cycle has six phases: `gathered.py` looks up what is known and who may be planned, `repairs.py` repairs unfinished
+work, `request.py` and `running.py` prepare the request, `asking.py` asks the policy, `plan_actions.py` turns its answer
+into actions, and `execute/executor.py` carries them out.
 
 Deciding changes nothing, so a fault costs one job: where a decision raises, it is made again without the jobs, intents
 or profiles at fault, which are found by bisection, whatever raised and wherever. A job of Muri's that is left out keeps
