@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from muri.clock import GIB
@@ -282,10 +282,6 @@ class Fault:
     cause: str  # the error, in CUDA's words
     culprits: tuple[str, ...]  # job ids of the members that may have caused it
 
-    def status(self) -> dict[str, Any]:
-        """The fault's part of the status file."""
-        return asdict(self) | {"culprits": list(self.culprits)}
-
 
 def sticky_text(error: BaseException, device: Device | None) -> str | None:
     """Return the text of a script's exception, or one of its causes, that ended the CUDA context, else None.
@@ -311,14 +307,9 @@ def is_dead(device: Device) -> bool:
 class FaultWatch:
     """Looks at each session that ends, and ends the runtime after the first fault."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: Callable[[], list[MemberSession]], end_runtime: Callable[[], None]) -> None:
         self.fault: Fault | None = None
         self._lock = threading.Lock()
-        self._running: Callable[[], list[MemberSession]] = list
-        self._end_runtime: Callable[[], None] = lambda: None
-
-    def start(self, running: Callable[[], list[MemberSession]], end_runtime: Callable[[], None]) -> None:
-        """Say who runs and how to end the runtime."""
         self._running, self._end_runtime = running, end_runtime
 
     def session_ended(self, session: MemberSession) -> None:
@@ -338,6 +329,3 @@ class FaultWatch:
         for other in self._running():
             other.condemned = True
         self._end_runtime()
-
-
-watch: Final = FaultWatch()

@@ -28,9 +28,11 @@ from muri.launcher.shared_process.local_imports import LocalModules
 from muri.launcher.shared_process.state import (
     PerSession,
     SessionState,
+    StandIn,
     add_properties,
     current_session,
     in_session,
+    own_or,
     session_value,
 )
 from muri.launcher.shared_process.threads_and_processes import at_session_start
@@ -60,23 +62,6 @@ class MainProxy(ModuleType):
             delattr(session.main, name)
 
 
-def _field_property(name: str) -> property:
-    """A property of `sys`: the session's field, or the process's value outside of sessions."""
-
-    def get(module: ModuleType) -> Any:
-        session = current_session()
-        return module.__dict__[name] if session is None else getattr(session, name)
-
-    def put(module: ModuleType, value: Any) -> None:
-        session = current_session()
-        if session is None:
-            module.__dict__[name] = value
-        else:
-            setattr(session, name, value)
-
-    return property(get, put)
-
-
 class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in the stubs only
     """`os.environ` with the session's content; it never touches the process's C environment."""
 
@@ -103,7 +88,7 @@ class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in 
 
 def install_interpreter() -> None:
     """Give each session its arguments, its search path, its `__main__` and its environment."""
-    add_properties(sys, {"argv": _field_property("argv"), "path": _field_property("path")})
+    add_properties(sys, {name: session_value(name, vars) for name in ("argv", "path")})
     main = MainProxy("__main__")
     ModuleType.__getattribute__(main, "__dict__").update(sys.modules["__main__"].__dict__)
     sys.modules["__main__"] = main
@@ -156,7 +141,7 @@ def _install_temporary_directory() -> None:
         return own["tempdir"]
 
     tempfile._gettempdir = gettempdir  # type: ignore[attr-defined]
-    add_properties(tempfile, {"tempdir": session_value("tempdir", directories)})
+    add_properties(tempfile, {"tempdir": session_value("tempdir", directories.of)})
 
 
 def _install_socket_timeout() -> None:
@@ -205,23 +190,8 @@ def _install_recursion_limit() -> None:
 
 def _patch_start_method(context: ModuleType) -> None:
     """Let each member call `multiprocessing.set_start_method`, which Python allows once per process."""
-    default = context._default_context
-    kept: PerSession[dict[str, Any]] = PerSession(dict)
-
-    def get(own: Any) -> Any:
-        session = current_session()
-        if session is None or own is not default:
-            return own.__dict__.get("_actual_context")
-        return kept.of(session).get("context")
-
-    def put(own: Any, value: Any) -> None:
-        session = current_session()
-        if session is None or own is not default:
-            own.__dict__["_actual_context"] = value
-        else:
-            kept.of(session)["context"] = value
-
-    type(default)._actual_context = property(get, put)
+    kept: PerSession[dict[str, Any]] = PerSession(lambda: {"_actual_context": None})
+    type(context._default_context)._actual_context = session_value("_actual_context", kept.of)
 
 
 def install_settings() -> None:
@@ -279,14 +249,8 @@ _captured: PerSession[list[Any]] = PerSession(list)
 """What `warnings.showwarning` was before the session gave its warnings to `logging`."""
 
 
-class _StandIn:
-    """Leads from a list or dictionary of `logging` or `warnings` to the session's own."""
-
-    def __init__(self, read: Callable[[], Any]) -> None:
-        self._read = read
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._read(), name)
+class _Container(StandIn):
+    """Stands for a list or dictionary of `logging` or `warnings`."""
 
     def __getitem__(self, key: Any) -> Any:
         return self._read()[key]
@@ -297,9 +261,6 @@ class _StandIn:
     def __delitem__(self, key: Any) -> None:
         del self._read()[key]
 
-    def __iter__(self) -> Any:
-        return iter(self._read())
-
     def __len__(self) -> int:
         return len(self._read())
 
@@ -307,7 +268,7 @@ class _StandIn:
         return item in self._read()
 
 
-class _HandlerList(_StandIn):
+class _HandlerList(_Container):
     """Replaces `logging._handlerList`: each session sees its own handlers."""
 
     def append(self, reference: Any) -> None:
@@ -317,19 +278,9 @@ class _HandlerList(_StandIn):
         own.append(reference)
 
 
-def _own_or(plain: Any, objects: PerSession[Any]) -> Callable[[], Any]:
-    """Return a function that returns the session's object, or the process's."""
-
-    def read() -> Any:
-        session = current_session()
-        return plain if session is None else objects.of(session)
-
-    return read
-
-
 def install_logging(modules: LocalModules) -> None:
     """Give each session its own root logger, loggers, handlers and disabled level; `modules` tells its modules."""
-    properties = {name: session_value(name, _roots) for name in ("handlers", "filters", "level", "disabled")}
+    properties = {name: session_value(name, _roots.of) for name in ("handlers", "filters", "level", "disabled")}
     logging.root.__class__ = type("SessionRootLogger", (logging.RootLogger,), properties)
     plain_get, plain_enabled = logging.Manager.getLogger, logging.Logger.isEnabledFor
 
@@ -351,10 +302,10 @@ def install_logging(modules: LocalModules) -> None:
     logging.Logger.isEnabledFor = is_enabled_for  # type: ignore[method-assign, assignment]
     logging.Manager.disable = _disable_property()  # type: ignore[assignment]
     plain_list, plain_names = logging._handlerList, logging._handlers  # type: ignore[attr-defined]
-    handlers = _HandlerList(_own_or(plain_list, _lists))
+    handlers = _HandlerList(own_or(plain_list, _lists))
     logging._handlerList = handlers  # type: ignore[attr-defined]
     logging.shutdown.__defaults__ = (handlers,)
-    logging._handlers = _StandIn(_own_or(plain_names, _names))  # type: ignore[attr-defined]
+    logging._handlers = _Container(own_or(plain_names, _names))  # type: ignore[attr-defined]
 
     @in_session(logging.captureWarnings)
     def capture_warnings(session: SessionState, capture: bool) -> None:
@@ -412,10 +363,10 @@ def install_warnings() -> None:
     if not hasattr(warnings, "_showwarning_orig") or not isinstance(warnings.filters, list):
         return  # this Python keeps them elsewhere, per thread or context
     values: PerSession[dict[str, Any]] = PerSession(dict)
-    properties = {name: session_value(name, values) for name in _WARNING_HOOKS}
+    properties = {name: session_value(name, values.of) for name in _WARNING_HOOKS}
     for name in _WARNING_TABLES:
         made = properties[name] = _property(name, vars(warnings)[name], values)
-        vars(warnings)[name] = _StandIn(partial(made.fget, warnings))  # type: ignore[arg-type, misc]
+        vars(warnings)[name] = _Container(partial(made.fget, warnings))  # type: ignore[arg-type, misc]
     vars(warnings).update(_showwarnmsg=_showwarnmsg, _formatwarnmsg=_formatwarnmsg)
     add_properties(warnings, properties)
     # Show a warning to this member, too, if an earlier one was shown it once.

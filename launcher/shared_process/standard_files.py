@@ -25,11 +25,9 @@ from types import ModuleType
 from typing import Any, Final
 
 from muri.launcher.shared_process import c_output_helper
-from muri.launcher.shared_process.state import SessionState, add_properties, current_session
+from muri.launcher.shared_process.state import SessionState, StandIn, add_properties, current_session
 
 logger = logging.getLogger("muri.launcher")
-
-_STREAM_NAMES: Final = ("stdin", "stdout", "stderr")
 
 _BY_NUMBER: Final = (
     *("read", "write", "readv", "writev", "dup", "fstat", "fsync", "isatty", "lseek", "ttyname", "get_blocking"),
@@ -48,72 +46,56 @@ _ALLOW, _NOTIFY = 0x7FFF0000, 0x7FC00000
 _LINE_BUFFERED: Final = 1
 
 
-class StreamProxy:
-    """Replaces sys.stdin, stdout or stderr and leads to the session's own stream, else to `fallback`.
-
-    It may follow a stream that the script has put in place.
-    """
-
-    def __init__(self, name: str, fallback: Any, *, follow_replaced: bool) -> None:
-        self.__dict__.update(_name=name, _fallback=fallback, _follow_replaced=follow_replaced)
-
-    def _target(self) -> Any:
-        session = current_session()
-        if session is None:
-            return self._fallback
-        if self._follow_replaced and self._name in session.replaced:
-            return session.replaced[self._name]
-        return session.streams[self._name]
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._target(), attribute)
-
-    def __setattr__(self, attribute: str, value: Any) -> None:
-        setattr(self._target(), attribute, value)
-
-    def __iter__(self) -> Any:
-        return iter(self._target())
+class _Stream(StandIn):
+    """Stands for sys.stdin, stdout or stderr."""
 
     def __next__(self) -> Any:
-        return next(self._target())
+        return next(self._read())
 
     def __enter__(self) -> Any:
-        return self._target().__enter__()
+        return self._read().__enter__()
 
     def __exit__(self, *exception: Any) -> Any:
-        return self._target().__exit__(*exception)
+        return self._read().__exit__(*exception)
 
 
-def _stream_property(name: str, own: StreamProxy) -> property:
-    """A property of `sys`: the stream that the script has put in place, else its own."""
+def _install_stream(name: str) -> property:
+    """Put proxies in place of a stream; return a property: the one that the script has put in place, else its own."""
+    process = plain = getattr(sys, name)
 
-    def get(module: ModuleType) -> Any:
+    def read_own() -> Any:
+        session = current_session()
+        return process if session is None else session.streams[name]
+
+    def read() -> Any:
+        session = current_session()
+        return process if session is None else session.replaced.get(name, session.streams[name])
+
+    own = _Stream(read_own)
+
+    def get(_module: ModuleType) -> Any:
         session = current_session()
         return own if session is None else session.replaced.get(name, own)
 
-    def put(module: ModuleType, value: Any) -> None:
+    def put(_module: ModuleType, value: Any) -> None:
+        nonlocal process
         session = current_session()
         if session is None:
-            own.__dict__["_fallback"] = value
+            process = plain if value is own else value
         elif value is own:
             session.replaced.pop(name, None)
         else:
             session.replaced[name] = value
 
+    # The interpreter itself (print, input, tracebacks) reads the module's dictionary.
+    sys.__dict__[name] = _Stream(read)
+    sys.__dict__[f"__{name}__"] = own
     return property(get, put)
 
 
 def install_streams() -> None:
     """Put proxies in place of the process's streams."""
-    properties: dict[str, property] = {}
-    for name in _STREAM_NAMES:
-        stream = getattr(sys, name)
-        own = StreamProxy(name, stream, follow_replaced=False)
-        # The interpreter itself (print, input, tracebacks) reads the module's dictionary.
-        sys.__dict__[name] = StreamProxy(name, stream, follow_replaced=True)
-        sys.__dict__[f"__{name}__"] = own
-        properties[name] = _stream_property(name, own)
-    add_properties(sys, properties)
+    add_properties(sys, {name: _install_stream(name) for name in ("stdin", "stdout", "stderr")})
 
 
 def own_file(number: Any) -> Any:

@@ -137,12 +137,38 @@ def add_properties(module: ModuleType, properties: dict[str, property]) -> None:
     module.__class__ = type(plain.__name__, (plain,), {"__slots__": (), "__new__": new, **properties})
 
 
-def session_value(name: str, values: PerSession[dict[str, Any]]) -> property:
+class StandIn:
+    """Stands for an object of the process and leads to the one that `read` returns in the calling thread."""
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self.__dict__["_read"] = read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._read(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._read(), name, value)
+
+    def __iter__(self) -> Any:
+        return iter(self._read())
+
+
+def own_or(plain: Any, objects: PerSession[Any]) -> Callable[[], Any]:
+    """Return a function that returns the session's object, or the process's."""
+
+    def read() -> Any:
+        session = current_session()
+        return plain if session is None else objects.of(session)
+
+    return read
+
+
+def session_value(name: str, values_of: Callable[[SessionState], dict[str, Any]]) -> property:
     """Return a property that a session may set for itself; until then it reads the process's value."""
 
     def get(owner: Any) -> Any:
         session = current_session()
-        if session is not None and name in (own := values.of(session)):
+        if session is not None and name in (own := values_of(session)):
             return own[name]
         try:
             return owner.__dict__[name]
@@ -155,7 +181,7 @@ def session_value(name: str, values: PerSession[dict[str, Any]]) -> property:
         if session is None:
             owner.__dict__[name] = value
         else:
-            values.of(session)[name] = value
+            values_of(session)[name] = value
 
     return property(get, put)
 

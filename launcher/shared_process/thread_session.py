@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from muri.group_spec import MemberSpec
@@ -382,7 +383,7 @@ class Threads:
         # sys.path of scripts: without what `python -m` puts first.
         self._base_path = list(sys.path if sys.flags.safe_path else sys.path[1:])
         gpu.preparation.expect(preload, takes_turns=takes_turns)
-        gpu.watch.start(running, end_runtime)
+        self._faults = gpu.FaultWatch(running, end_runtime)
 
     def install(self) -> None:
         """Let this process hold several scripts."""
@@ -427,11 +428,11 @@ class Threads:
 
     def session_ended(self, session: MemberSession) -> None:
         """Look whether the GPU's context has ended with a session."""
-        gpu.watch.session_ended(session)
+        self._faults.session_ended(session)
 
     def fault(self) -> dict[str, Any] | None:
         """Why this process can't go on, as the status file has it; None while it can."""
-        return None if gpu.watch.fault is None else gpu.watch.fault.status()
+        return None if self._faults.fault is None else asdict(self._faults.fault)
 
 
 _installed: list[LocalModules] = []

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from muri.launcher.shared_process.state import PerSession, SessionState, current_session, in_session
+from muri.launcher.shared_process.state import PerSession, SessionState, StandIn, current_session, in_session, own_or
 from muri.launcher.shared_process.threads_and_processes import at_thread_start
 
 _ALWAYS_DEFAULT: Final = (
@@ -244,7 +244,8 @@ def patch_flags(torch: Any) -> None:
                     setattr(attribute, name, replaced[plain])
     _patch_deterministic(core)
     _patch_anomaly(torch)
-    torch._tensor_str.PRINT_OPTS = _PrintOptions(torch._tensor_str.PRINT_OPTS)
+    options = torch._tensor_str.PRINT_OPTS
+    torch._tensor_str.PRINT_OPTS = StandIn(own_or(options, PerSession(type(options))))
 
 
 def _patch_deterministic(core: Any) -> None:
@@ -267,24 +268,6 @@ def _patch_anomaly(torch: Any) -> None:
     torch.set_anomaly_enabled = lambda mode, check_nan=True: put((bool(mode), bool(check_nan)))
     torch.is_anomaly_enabled = lambda: get()[0]
     torch.is_anomaly_check_nan_enabled = lambda: get()[1]
-
-
-class _PrintOptions:
-    """Replaces the object with PyTorch's print options."""
-
-    def __init__(self, plain: Any) -> None:
-        self.__dict__["_plain"] = plain
-        self.__dict__["_own"] = PerSession(type(plain))
-
-    def _target(self) -> Any:
-        session = current_session()
-        return self._plain if session is None else self._own.of(session)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target(), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._target(), name, value)
 
 
 _counts: PerSession[dict[str, int]] = PerSession(dict)
