@@ -52,8 +52,7 @@ def controller(
       muri-controller --events              only the latter, where a timer calls --once
     """
     from muri.slurm_plugin.controller.assemble import open_controller, read_trusted_config
-    from muri.slurm_plugin.controller.loop import serve_forever, serve_on_events, serve_once
-    from muri.slurm_plugin.controller.surroundings import StopSignal
+    from muri.slurm_plugin.controller.loop import StopSignal, serve_forever, serve_on_events, serve_once
     from muri.slurm_plugin.planning.actions import render_action
 
     if sum((once, interval_s is not None, events, dry_run)) != 1:

@@ -20,7 +20,6 @@ from muri.slurm_plugin.controller.assemble import open_gateway
 from muri.slurm_plugin.controller.events import slurm_user, slurmctld_hosts, this_host
 from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, holder_of
 from muri.slurm_plugin.controller.status import CYCLES_MISSED
-from muri.slurm_plugin.controller.surroundings import read_gpu_removal
 from muri.slurm_plugin.gateway.accounting import slurm_settings
 from muri.slurm_plugin.gateway.base import (
     Gateway,
@@ -29,7 +28,13 @@ from muri.slurm_plugin.gateway.base import (
     SlurmUnreachableError,
     first_line,
 )
-from muri.slurm_plugin.gateway.gpu_removal import cancelled_afterwards, place_for, submit_probe, try_every_form
+from muri.slurm_plugin.gateway.gpu_removal import (
+    cancelled_afterwards,
+    place_for,
+    read_gpu_removal,
+    submit_probe,
+    try_every_form,
+)
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.planning.actions import MemberPlan

@@ -279,7 +279,7 @@ def measured_lines(job: "JobStatus") -> list[str]:
 def _save(config_file: Path | None, file: Path) -> None:
     from muri.files import whole_file
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
-    from muri.slurm_plugin.controller.surroundings import read_gpu_removal
+    from muri.slurm_plugin.gateway.gpu_removal import read_gpu_removal
     from muri.slurm_plugin.gateway.tables import GresConf, default_path
     from muri.slurm_plugin.records.cluster import dump_snapshot
 

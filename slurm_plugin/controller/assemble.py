@@ -2,26 +2,31 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.policies.registry import describe_policies, get_policy
 from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
 from muri.pythons import OF_THE_CONTROLLER, what_plans
 from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config, require_trusted
 from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
-from muri.slurm_plugin.controller.surroundings import Surroundings
+from muri.slurm_plugin.execute.apply import StopFlag
+from muri.slurm_plugin.gateway.accounting import Accounting
 from muri.slurm_plugin.gateway.base import Gateway, GatewayUnavailableError
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, PyslurmGateway
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.gateway.tables import GresConf, default_path
 from muri.slurm_plugin.private_files import make_private_directory, open_private_file
-from muri.slurm_plugin.records.journal import CorruptJournalError, Journal, set_aside_journal
+from muri.slurm_plugin.records.journal import CorruptJournalError, Journal, random_token, set_aside_journal
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.controller.cycle import Controller
@@ -31,6 +36,18 @@ log = logging.getLogger(__name__)
 GatewayKind = Literal["auto", "pyslurm", "command"]
 
 _MULTIFACTOR: Final = "priority/multifactor"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The machine's own by default; the twin has others, so that the same seed gives the same course."""
+
+    stop: StopFlag = field(default_factory=threading.Event)  # Ends a cycle between two calls
+    clock: Clock = MACHINE_CLOCK  # The clock to read and to wait by
+    accounting: Accounting | None = None  # Slurm's accounts, None for those of this machine's commands
+    new_token: Callable[[], str] = random_token  # Names an intent
+    # Which GPUs of a node are near each other
+    gres_conf: GresConf = field(default_factory=lambda: GresConf(default_path()))
 
 
 def read_config(path: Path | None) -> Config:

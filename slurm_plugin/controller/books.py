@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
 from muri import __version__
-from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.files import write_atomically
 from muri.slurm_plugin.config import Config
@@ -36,7 +35,6 @@ from muri.slurm_plugin.controller.history import (
 )
 from muri.slurm_plugin.controller.metrics import Counters, Labels, MetricsServer
 from muri.slurm_plugin.controller.status import STATUS_NAME, Status
-from muri.slurm_plugin.execute.apply import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
 from muri.slurm_plugin.gateway.base import Calls, Gateway, GatewayError, NoSuchJobError, Requests, counted
 from muri.slurm_plugin.planning.decision import Decision
@@ -44,6 +42,9 @@ from muri.slurm_plugin.planning.gathered import Gathered
 from muri.slurm_plugin.records.journal import COUNTERS, GROUP_RUN, SERVICE, Journal
 from muri.slurm_plugin.records.roles import View
 from muri.slurm_plugin.records.usage import Run, with_report
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.controller.assemble import Surroundings
 
 log = logging.getLogger("muri.controller")
 
@@ -94,72 +95,6 @@ _WRITING_S: Final = 30.0
 """Most seconds of a cycle for writing reports; the rest follows in the next one."""
 
 
-class Settlement:
-    """The open accounts of groups, kept in the journal between cycles; `stop` ends the writing between two calls."""
-
-    def __init__(self, journal: Journal, accounting: Accounting, stop: StopFlag, clock: Clock = MACHINE_CLOCK) -> None:
-        self._journal = journal
-        self._accounting = accounting
-        self._stop = stop
-        self._clock = clock
-
-    def look(self, cycle: Gathered, counters: Counters) -> dict[int, GroupRun]:
-        """Bring the open accounts up to Slurm's records, and count members that have ended since the last cycle."""
-        view, now_s, telemetry_s = cycle.view, cycle.now_s, cycle.config.tuning.telemetry_s
-        before = _read(self._journal.facts(GROUP_RUN))
-        runs = updated(before, view, self._journal.intents(), now_s)
-        runs = with_profiles(runs, view, cycle.knowledge, view.node_index)
-        lost = forgotten({pilot: runs[pilot] for pilot in before}, view)
-        if lost and (records := _runs_of(self._accounting, lost, "jobs that slurmctld has forgotten")) is not None:
-            runs = looked_up(runs, lost, records, now_s)
-        for pilot, run in runs.items():
-            if run.end and (pilot not in before or not before[pilot].end):
-                counters.add("groups_ended", (run.end,))
-            for member in run.due(now_s, telemetry_s):
-                runs[pilot] = _count(runs[pilot], member, counters, now_s)
-        return runs
-
-    def save(self, runs: Mapping[int, GroupRun], counters: Counters) -> None:
-        """Write accounts and counters in one step: nothing is counted twice."""
-        open_runs = {str(pilot): _GROUP.dump_python(run, mode="json") for pilot, run in runs.items() if not run.is_over}
-        self._journal.replace_facts({GROUP_RUN: open_runs, **counters.facts()})
-
-    def write(self, runs: Mapping[int, GroupRun], now_s: float) -> dict[int, GroupRun]:
-        """Write the reports of members that were counted; return the accounts with those closed that were written."""
-        left = dict(runs)
-        end_s = self._clock() + _WRITING_S
-        members = ((run.pilot, member) for run in runs.values() for member in run.members)
-        for pilot, member in members:
-            if member.standing is not Standing.COUNTED:
-                continue
-            if self._stop.is_set() or self._clock() > end_s:
-                break
-            try:
-                closed = self._write(member, now_s)
-            except GatewayError as error:
-                log.warning("reports of ended jobs wait for the next cycle: %s", error)
-                break
-            if closed:
-                left[pilot] = left[pilot].with_member(replace(member, standing=Standing.CLOSED))
-        return left
-
-    def _write(self, member: MemberRun, now_s: float) -> bool:
-        """Write one report; return whether it needs no further try."""
-        age_s = now_s - member.end_s
-        try:
-            self._accounting.set_admin_comment(member.job_id, member.admin_comment, member.name)
-        except NoAccountingError:
-            return True
-        except NoSuchJobError:
-            return age_s > _NO_RECORD_FOR_S
-        except GatewayError:
-            if age_s > _GIVE_UP_S:
-                log.warning("job %d: its report is given up", member.job_id)
-                return True
-            raise
-        return True
-
-
 def _count(run: GroupRun, member: MemberRun, counters: Counters, now_s: float) -> GroupRun:
     report = member.report(run, run.gpu_s(now_s).get(member.job_id, 0.0))
     shared = bool(report.partners)
@@ -194,23 +129,16 @@ class Books:
         lease_end_s: End of the lease as the last cycle has extended it; 0 where it has not.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        config: Config,
-        stop: StopFlag,
-        accounting: Accounting | None = None,
-        clock: Clock = MACHINE_CLOCK,
-    ) -> None:
+    def __init__(self, journal: Journal, config: Config, around: "Surroundings") -> None:
         self._journal = journal
         self._config = config
-        self._clock = clock
+        self._stop = around.stop
+        self._clock = around.clock
         self._requests: Requests = Counter()
         self._calls: Calls = Counter()
         self._calls_saved: Calls = Counter()
         self._calls_before: Calls = Counter()
-        self.accounting: Accounting = counted(accounting or Accounting(), self._requests)
-        self._settlement = Settlement(journal, self.accounting, stop, clock)
+        self.accounting: Accounting = counted(around.accounting or Accounting(), self._requests)
         self._actions: Counter[Labels] = Counter()
         self._phase_s: dict[str, float] = {}
         self._values: metrics.Values = {}
@@ -272,13 +200,13 @@ class Books:
             self._forget()
             self._publish(counters, {})
             return
-        runs = self._settlement.look(decision.preparation.cycle, counters)
-        self._settlement.save(runs, counters)
+        runs = self._look(decision.preparation.cycle, counters)
+        self._save(runs, counters)
         self._forget()
-        left = self._settlement.write(runs, decision.view.snapshot.taken_s)
+        left = self._write(runs, decision.view.snapshot.taken_s)
         if self._requests:
             self._add_requests(counters)
-            self._settlement.save(left, counters)
+            self._save(left, counters)
             self._forget()
         waiting = sum(member.standing is Standing.COUNTED for run in left.values() for member in run.members)
         self._publish(
@@ -289,6 +217,62 @@ class Books:
                 "muri_reports_waiting": {(): float(waiting)},
             },
         )
+
+    def _look(self, cycle: Gathered, counters: Counters) -> dict[int, GroupRun]:
+        """Bring the open accounts up to Slurm's records, and count members that have ended since the last cycle."""
+        view, now_s, telemetry_s = cycle.view, cycle.now_s, cycle.config.tuning.telemetry_s
+        before = _read(self._journal.facts(GROUP_RUN))
+        runs = updated(before, view, self._journal.intents(), now_s)
+        runs = with_profiles(runs, view, cycle.knowledge, view.node_index)
+        lost = forgotten({pilot: runs[pilot] for pilot in before}, view)
+        if lost and (records := _runs_of(self.accounting, lost, "jobs that slurmctld has forgotten")) is not None:
+            runs = looked_up(runs, lost, records, now_s)
+        for pilot, run in runs.items():
+            if run.end and (pilot not in before or not before[pilot].end):
+                counters.add("groups_ended", (run.end,))
+            for member in run.due(now_s, telemetry_s):
+                runs[pilot] = _count(runs[pilot], member, counters, now_s)
+        return runs
+
+    def _save(self, runs: Mapping[int, GroupRun], counters: Counters) -> None:
+        """Write accounts and counters in one step: nothing is counted twice."""
+        open_runs = {str(pilot): _GROUP.dump_python(run, mode="json") for pilot, run in runs.items() if not run.is_over}
+        self._journal.replace_facts({GROUP_RUN: open_runs, **counters.facts()})
+
+    def _write(self, runs: Mapping[int, GroupRun], now_s: float) -> dict[int, GroupRun]:
+        """Write the reports of members that were counted; return the accounts with those closed that were written."""
+        left = dict(runs)
+        end_s = self._clock() + _WRITING_S
+        members = ((run.pilot, member) for run in runs.values() for member in run.members)
+        for pilot, member in members:
+            if member.standing is not Standing.COUNTED:
+                continue
+            if self._stop.is_set() or self._clock() > end_s:
+                break
+            try:
+                closed = self._is_written(member, now_s)
+            except GatewayError as error:
+                log.warning("reports of ended jobs wait for the next cycle: %s", error)
+                break
+            if closed:
+                left[pilot] = left[pilot].with_member(replace(member, standing=Standing.CLOSED))
+        return left
+
+    def _is_written(self, member: MemberRun, now_s: float) -> bool:
+        """Write one report; return whether it needs no further try."""
+        age_s = now_s - member.end_s
+        try:
+            self.accounting.set_admin_comment(member.job_id, member.admin_comment, member.name)
+        except NoAccountingError:
+            return True
+        except NoSuchJobError:
+            return age_s > _NO_RECORD_FOR_S
+        except GatewayError:
+            if age_s > _GIVE_UP_S:
+                log.warning("job %d: its report is given up", member.job_id)
+                return True
+            raise
+        return True
 
     def _add_up(self, counters: Counters, outcome: str) -> None:
         """Add the events since the books were last saved."""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from muri.inherited import garbage_collector_paused
 from muri.policies.types import Policy
@@ -15,11 +15,11 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.books import Books, note_service, read_service
 from muri.slurm_plugin.controller.history import had_before, noted, saved_gpu_s, served_gpu_s
 from muri.slurm_plugin.controller.status import Status, notes_of, report, status_of
-from muri.slurm_plugin.controller.surroundings import GpuRemovalFile, Surroundings
 from muri.slurm_plugin.execute.apply import CycleCutShortError, InterruptibleGateway, Left, apply
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.gate import close_gate
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
+from muri.slurm_plugin.gateway.gpu_removal import GpuRemovalFile
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.asking import Proposals, proposed_moves
 from muri.slurm_plugin.planning.cycle_input import (
@@ -64,6 +64,9 @@ from muri.slurm_plugin.records.journal import (
     not_grouped_again,
 )
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, is_behind_licence, view_of
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.controller.assemble import Surroundings
 
 log = logging.getLogger("muri.controller")
 
@@ -113,12 +116,12 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         failures={key: (each.count, each.why) for key, each in failures.items()},
         failed_s={key: each.last_s for key, each in failures.items()},
         largest_group=_lately(journal.facts(LARGEST_GROUP), now_s, lambda size, why: (max(1, int(size)), str(why))),
-        exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
+        exclusions=_by_job(journal, EXCLUSION, str),
         served_gpu_s=served_gpu_s(noted(read_service(journal.facts(SERVICE)), view), view, journal.intents()),
         saved_gpu_s=saved_gpu_s(view, journal.intents()),
         claims=noted_claims(_claims(journal), view),
-        first_submit_s=first_submits(dict(_readable(journal.facts(FIRST_SUBMIT).items(), _number_of_job)), view),
-        gpu_mem_gib=dict(_readable(journal.facts(GPU_MEM).items(), _number_of_job)),
+        first_submit_s=first_submits(_by_job(journal, FIRST_SUBMIT, float), view),
+        gpu_mem_gib=_by_job(journal, GPU_MEM, float),
         refused_releases=_lately(journal.facts(RELEASE_REFUSED), now_s, str),
         pythons=KnownPythons.of(
             _readable(journal.facts(PYTHON).values(), lambda told: MeasuredPython(*map(str, told))), config.node_python
@@ -140,6 +143,11 @@ def _readable(entries: Iterable[_Entry], read: Callable[[_Entry], _Read]) -> Ite
             log.exception("an entry of the journal cannot be read and is left out: %r", entry)
 
 
+def _by_job(journal: Journal, name: str, read: Callable[[Any], _Read]) -> dict[int, _Read]:
+    """Read what was noted of jobs, by job id."""
+    return dict(_readable(journal.facts(name).items(), lambda fact: (int(fact[0]), read(fact[1]))))
+
+
 def _lately(facts: Mapping[str, Any], now_s: float, read: Callable[..., _Read]) -> dict[int, _Read]:
     """Read what was noted of jobs not long ago, by job id; after a while it is tried again."""
 
@@ -154,14 +162,6 @@ def _lately(facts: Mapping[str, Any], now_s: float, read: Callable[..., _Read]) 
 def _gate_is_open(member: ManagedJob) -> bool:
     """Whether a member that waits for the license once it is back in the queue would not do so now."""
     return member.gate == "licence" and not is_behind_licence(member)
-
-
-def _number_of_job(fact: tuple[str, Any]) -> tuple[int, float]:
-    return int(fact[0]), float(fact[1])
-
-
-def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
-    return int(fact[0]), fact[1]
 
 
 class PolicyFor(Protocol):
@@ -187,15 +187,15 @@ class Controller:
         store: ProfileStore,
         policy_for: PolicyFor,
         config: Config,
-        surroundings: Surroundings | None = None,
+        around: "Surroundings",
         *,
         look_only: bool = False,
     ) -> None:
         """Bind the controller to its cluster and memory."""
         self._gpu_removal = GpuRemovalFile(config.state_dir, config.partitions, may_try=not look_only)
-        self._around = around = surroundings or Surroundings()
+        self._around = around
         self._stop = around.stop
-        self.books = Books(journal, config, around.stop, around.accounting, around.clock)
+        self.books = Books(journal, config, around)
         self._gateway = self.books.counted(gateway)
         self._journal = journal
         self._store = store
@@ -362,11 +362,6 @@ class Controller:
         # Of others an estimate decides nothing, and no measurement follows.
         concerned = [job for job in decision.preparation.request.jobs if dry_runs or (shares and job.may_share)]
         estimated = notes_of(concerned, decision.plan)
-        notes: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in estimated.items()}
-        for job_id, why in self._proposed(decision).items():
-            notes[job_id] = (why,)
-        for job_id, why in (*decision.untrue.items(), *decision.quarantine.jobs.items()):
-            notes[job_id] = (why, *notes.get(job_id, ()))
         unreadable = [f"job {each.job_id} is left alone: {each.why}" for each in decision.view.snapshot.unreadable]
         errors += unreadable[:_MOST_NAMED]
         if more := len(unreadable[_MOST_NAMED:]):
@@ -375,15 +370,18 @@ class Controller:
         for line in untrue:
             log.warning("%s", line)
         errors += (*untrue, *decision.quarantine.faults(decision.view))
-        for job_id, why in _readable(self._journal.facts(EXCLUSION).items(), _of_job):
-            notes[job_id] = (*notes.get(job_id, ()), not_grouped_again(why))
-        for job_id, gpu_s in decision.preparation.cycle.knowledge.served_gpu_s.items():
-            notes[job_id] = (*notes.get(job_id, ()), had_before(gpu_s))
-        doubts = decision.preparation.cycle.doubts()
-        for job_id, doubt in doubts.items():
-            notes[job_id] = (*notes.get(job_id, ()), doubt.why)
-        for job_id, why in left.items():
-            notes[job_id] = (why, *notes.get(job_id, ()))
+        served, doubts = decision.preparation.cycle.knowledge.served_gpu_s, decision.preparation.cycle.doubts()
+        notes: dict[int, tuple[str, ...]] = {}
+        for job_id, why in (
+            *left.items(),
+            *decision.quarantine.jobs.items(),
+            *decision.untrue.items(),
+            *{**estimated, **self._proposed(decision)}.items(),
+            *((job_id, not_grouped_again(why)) for job_id, why in _by_job(self._journal, EXCLUSION, str).items()),
+            *((job_id, had_before(gpu_s)) for job_id, gpu_s in served.items()),
+            *((job_id, doubt.why) for job_id, doubt in doubts.items()),
+        ):
+            notes[job_id] = (*notes.get(job_id, ()), why)
         jobs = tuple(
             replace(job, duration_factor=doubts[job.job_id].times) if job.job_id in doubts else job
             for job in status_of(view, decision.plan, decision.preparation.waiting, notes)

@@ -116,7 +116,7 @@ _CALLS: Final = "Remote Procedure Call statistics by message type"
 def open_bell(notice_file: Path, state_dir: Path) -> Bell:
     """Return a bell that this machine's slurmctld rings."""
     commands = SlurmCommands()
-    ends = EndWatch(LastCycle(state_dir / STATUS_NAME), commands)
+    ends = EndWatch(state_dir / STATUS_NAME, commands)
     return Bell((ArrivalWatch(notice_file, commands), ends))
 
 
@@ -199,36 +199,18 @@ def this_host() -> str:
     return socket.gethostname().partition(".")[0]
 
 
-class LastCycle:
-    """The jobs of the last cycle, this process's or another's, by its status file."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._written_ns = -1
-        self._someone_waits = False
-
-    def someone_waits(self) -> bool:
-        """Whether jobs waited after it; False where there is no readable file."""
-        try:
-            written_ns = self._file.stat().st_mtime_ns
-            if written_ns != self._written_ns:
-                jobs = read_status(self._file).jobs
-                self._someone_waits = any(job.slurm_state == JobState.PENDING.value for job in jobs)
-                self._written_ns = written_ns
-        except (OSError, StatusError):
-            return False
-        return self._someone_waits
-
-
 class EndWatch:
     """Notices in slurmctld's statistics that jobs of any user have ended; asks only while Muri's jobs wait.
 
     It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job. The
-    last one comes when GPUs are free. A node that fails sends none.
+    last one comes when GPUs are free. A node that fails sends none. `status` is the file of the last cycle, this
+    process's or another's, by which jobs wait.
     """
 
-    def __init__(self, last: LastCycle, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
-        self._last = last
+    def __init__(self, status: Path, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
+        self._status = status
+        self._written_ns = -1
+        self._jobs_wait = False
         self._commands = commands
         self._clock = clock
         self._next_s = -1.0
@@ -236,7 +218,7 @@ class EndWatch:
 
     def look(self) -> bool:
         """Return whether jobs have ended since the last cycle began."""
-        if self._clock() < self._next_s or not self._last.someone_waits():
+        if self._clock() < self._next_s or not self._someone_waits():
             return False
         before = self._ended
         self._count()
@@ -246,6 +228,18 @@ class EndWatch:
         """Count anew; the cycle sees what has ended so far."""
         self._count()
         return False
+
+    def _someone_waits(self) -> bool:
+        """Whether jobs waited after the last cycle; False where there is no readable file."""
+        try:
+            written_ns = self._status.stat().st_mtime_ns
+            if written_ns != self._written_ns:
+                jobs = read_status(self._status).jobs
+                self._jobs_wait = any(job.slurm_state == JobState.PENDING.value for job in jobs)
+                self._written_ns = written_ns
+        except (OSError, StatusError):
+            return False
+        return self._jobs_wait
 
     def _count(self) -> None:
         """Read the count; without an answer, Slurm is asked again later."""

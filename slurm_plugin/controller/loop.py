@@ -4,6 +4,7 @@ import fcntl
 import logging
 import math
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +16,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.assemble import open_controller, read_trusted_config
+from muri.slurm_plugin.controller.assemble import Surroundings, open_controller, read_trusted_config
 from muri.slurm_plugin.controller.events import LEAST_GAP_S, LOOK_S, Bell, open_bell
 from muri.slurm_plugin.controller.status import CYCLES_MISSED, STATUS_NAME, age_s
-from muri.slurm_plugin.controller.surroundings import StopSignal, Surroundings
 from muri.slurm_plugin.execute.apply import StopFlag
 from muri.slurm_plugin.private_files import make_private_directory, open_private_file
 
@@ -108,6 +108,38 @@ def end_watcher(state_dir: Path) -> bool:
                 os.kill(pid, signal.SIGTERM)
         MACHINE_CLOCK.sleep(LOOK_S)
     return pid is None
+
+
+class StopSignal:
+    """Whether this process was told to stop by SIGTERM or SIGINT.
+
+    It takes no lock, unlike threading.Event: the handler may interrupt `wait` while that holds the lock.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._woken, self._wakes = os.pipe()
+        os.set_blocking(self._wakes, False)
+
+    def heed_signals(self) -> None:
+        """Let both signals set it, instead of ending the process."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.set())
+
+    def set(self) -> None:
+        """Tell it to stop."""
+        if not self._is_set:
+            self._is_set = True
+            os.write(self._wakes, b"!")
+
+    def is_set(self) -> bool:
+        """Whether to stop now."""
+        return self._is_set
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep until told to stop, at most `timeout` seconds."""
+        select.select([self._woken], [], [], timeout)
+        return self._is_set
 
 
 class Waitable(StopFlag, Protocol):

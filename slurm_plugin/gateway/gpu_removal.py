@@ -2,23 +2,30 @@
 
 A release of Slurm that cannot do it accepts the change and shows it, but hands out the GPU. So a held job of Muri's own
 is changed. Where Slurm tracks GPUs as TRES, the TRES that it counts for the job tell the truth. Elsewhere the job has
-to run for a moment, on any free node.
+to run for a moment, on any free node. The outcome is kept in a file, and holds until slurmctld starts again.
 """
 
 import logging
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
 from typing import Final
 
+from pydantic import TypeAdapter, ValidationError
+
 from muri.clock import MACHINE_CLOCK, Clock
+from muri.files import atomic_json
 from muri.slurm_plugin.gateway.accounting import slurm_settings
-from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, first_line
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError, first_line
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
-from muri.slurm_plugin.records.cluster import Job, Node
+from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
+from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
 from muri.slurm_plugin.records.limits import (
     EVERY_FORM,
     NO_SITE_LIMITS,
+    NOT_TRIED,
     PER_GPU,
     PER_NODE,
     TYPED,
@@ -234,3 +241,63 @@ class _Probe:
 
 class _NotToldError(GatewayError):
     """Slurm did not show the outcome."""
+
+
+FILE_NAME: Final = "gpu-removal.json"
+
+_FORM: Final = TypeAdapter(GpuRemoval)
+_LOOK_AGAIN_S: Final = 60.0
+
+
+def read_gpu_removal(state_dir: Path) -> GpuRemoval:
+    """Return the outcome that a state directory keeps; where it is missing or damaged, `NOT_TRIED`."""
+    try:
+        return _FORM.validate_json((state_dir / FILE_NAME).read_bytes())
+    except (OSError, ValidationError):
+        return NOT_TRIED
+
+
+class GpuRemovalFile:
+    """Tries how GPUs can be taken away, if it may, and keeps the outcome in the state directory."""
+
+    def __init__(self, state_dir: Path, partitions: tuple[str, ...], *, may_try: bool = True) -> None:
+        self._state_dir = state_dir
+        self._partitions = partitions
+        self._may_try = may_try
+        self._looked_s = float("-inf")
+        self._current = NOT_TRIED
+
+    def current(self, gateway: Gateway, snapshot: Snapshot) -> GpuRemoval:
+        """Return the present outcome; without one there are no groups.
+
+        It is tried when a first job waits for Muri, and again when slurmctld has been restarted.
+        """
+        pending = (job for job in snapshot.jobs if job.state is JobState.PENDING)
+        waiting = next((job for job in pending if token(job.admin_comment, REQUEST_PREFIX) is not None), None)
+        if not self._may_try or waiting is None:
+            return read_gpu_removal(self._state_dir)
+        if 0 <= snapshot.taken_s - self._looked_s < _LOOK_AGAIN_S:
+            return self._current
+        self._current = self._try(gateway, snapshot, waiting)
+        self._looked_s = snapshot.taken_s
+        return self._current
+
+    def _try(self, gateway: Gateway, snapshot: Snapshot, waiting: Job) -> GpuRemoval:
+        known = read_gpu_removal(self._state_dir)
+        place = place_for(snapshot.nodes, self._partitions, snapshot.limits)
+        if place is None:  # by the configuration and today's nodes, not by Slurm: it is not kept
+            served = f": {', '.join(self._partitions)}" if self._partitions else ""
+            return GpuRemoval(why=f"no node with GPUs is in a partition that Muri serves{served}")
+        try:
+            outcome = gateway.gpu_removal(known, place, waiting, snapshot.taken_s)
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            log.warning("jobs run alone: it cannot be tried whether their GPUs can be taken away: %s", error)
+            return GpuRemoval(why=str(error))
+        if outcome != known:
+            try:
+                atomic_json(self._state_dir / FILE_NAME, asdict(outcome), mode=0o600)
+            except OSError as error:
+                log.warning("the outcome of taking GPUs away cannot be kept: %s", error)
+        return outcome

@@ -14,11 +14,10 @@ from typing import Final
 from muri.profiler.records import StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.assemble import open_controller
+from muri.slurm_plugin.controller.assemble import Surroundings, open_controller
 from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.controller.events import Bell
 from muri.slurm_plugin.controller.loop import run_forever
-from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.gateway.tables import GresConf
 from muri.slurm_plugin.private_files import make_private_directory

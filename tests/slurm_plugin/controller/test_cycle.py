@@ -1,7 +1,7 @@
 """The controller's cycle: groups, solo releases, repairs, and being killed between any two calls."""
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, four_jobs, make_job, make_node, one_gpu, pilots
+from fake_slurm import FakeSlurm, Killed, four_jobs, make_job, make_node, one_cycle, one_gpu, pilots
 
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
@@ -16,8 +16,7 @@ CALLS_OF_A_START = 13
 
 def test_four_kinds_share_one_gpu(make_controller):
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     (pilot,) = pilots(slurm)
     assert tags.parse_pilot(pilot.admin_comment)[1] != ()
     assert set(tags.parse_pilot(pilot.admin_comment)[1]) == {1, 2, 3, 4}
@@ -30,8 +29,7 @@ def test_four_kinds_share_one_gpu(make_controller):
 
 def test_enough_gpus_means_nobody_shares(make_controller):
     slurm = FakeSlurm(four_jobs(), [make_node("n1"), make_node("n2")])
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert sorted(read_job(pilot).pilot_tag.members for pilot in pilots(slurm)) == [(1,), (2,), (3,), (4,)]
     slurm.tick()
     slurm.tick()
@@ -41,8 +39,7 @@ def test_enough_gpus_means_nobody_shares(make_controller):
 def test_other_users_are_never_grouped_together(make_controller):
     jobs = [make_job(1), make_job(2, user="bob", uid=1002, admin_comment="muri:model=m2,batch-size=8,duration=100")]
     slurm = FakeSlurm(jobs, one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert [read_job(pilot).pilot_tag.members for pilot in pilots(slurm)] == [(1,)]
 
 
@@ -135,8 +132,7 @@ def test_what_the_journal_knows_of_jobs_that_are_gone_is_forgotten(make_controll
 
 def run_to_the_end(slurm, make_controller):
     for _ in range(30):
-        with make_controller(slurm) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm)
         if not any(job.state.is_active for job in slurm.jobs.values()):
             return
         slurm.tick()

@@ -11,7 +11,6 @@ from virtual_clock import VirtualClock
 from muri.slurm_plugin.controller.events import (
     ArrivalWatch,
     EndWatch,
-    LastCycle,
     ended_in,
     make_notice_file,
     slurm_user,
@@ -151,7 +150,7 @@ def status(path: Path, slurm_state: str, at_ns: int) -> None:
 
 def test_ends_are_asked_for_only_while_jobs_wait_and_only_so_often(told: Told, tmp_path: Path) -> None:
     clock, file = VirtualClock(), tmp_path / "status.json"
-    watch = EndWatch(LastCycle(file), commands(told), clock)
+    watch = EndWatch(file, commands(told), clock)
     for at_ns, state in enumerate(("", "RUNNING", "PENDING")):
         if state:
             status(file, state, at_ns)
@@ -164,7 +163,7 @@ def test_ends_are_asked_for_only_while_jobs_wait_and_only_so_often(told: Told, t
 def test_an_end_after_the_cycle_began_is_seen_once(told: Told, tmp_path: Path) -> None:
     clock, file = VirtualClock(), tmp_path / "status.json"
     status(file, "PENDING", 1)
-    watch = EndWatch(LastCycle(file), commands(told), clock)
+    watch = EndWatch(file, commands(told), clock)
     told.cleaned_up += 1
     assert not watch.mark()
     told.cleaned_up += 1

@@ -4,7 +4,7 @@ import sqlite3
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, behind_licence, four_jobs, make_node, one_gpu, pilots
+from fake_slurm import FakeSlurm, Killed, behind_licence, four_jobs, make_node, one_cycle, one_gpu, pilots
 
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records import comment_tags as tags
@@ -32,8 +32,7 @@ def test_a_damaged_journal_is_set_aside_and_the_cycle_goes_on(make_controller, t
         pass
     path = tmp_path / "journal.db"
     path.write_bytes(path.read_bytes()[:4096] + bytes(range(256)) * 64)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert pilots(slurm)
     assert list(tmp_path.glob("journal.db.damaged-*"))
 
@@ -72,24 +71,21 @@ def test_a_member_that_nobody_knows_is_left_alone(make_controller):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     slurm._update(1, gpu_count=0, gpu_request="gres/gpu:0", held=False, reason="",
                   admin_comment=f"muri:model=m1 {tags.STATE_PREFIX}damaged")  # fmt: skip
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert slurm.jobs[1].gpu_request == "gres/gpu:0"
     assert slurm.starts.get(1, 0) == 0
 
 
 def test_a_gate_whose_job_lost_its_tags_is_opened(make_controller):
     slurm = FakeSlurm([replace(behind_licence(four_jobs()[0]), admin_comment="")], one_gpu(), gate_license=True)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert slurm.jobs[1].licenses == ""
 
 
 def test_a_users_hold_stays_when_its_tags_were_cut_off(make_controller):
     job = replace(behind_licence(four_jobs()[0]), held=True, reason="JobHeldUser", admin_comment="muri:model=m1")
     slurm = FakeSlurm([job], one_gpu(), gate_license=True)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert slurm.jobs[1].held
 
 
@@ -123,8 +119,7 @@ def test_a_resumed_start_spares_a_job_whose_request_was_changed_meanwhile(make_c
         controller.cycle()
     assert pilots(slurm)
     slurm._update(2, time_limit_s=600)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert slurm.jobs[2].time_limit_s == 600
     state = tags.parse_state(slurm.jobs[2].admin_comment)
     assert state is None or state.original.time_limit_s == 600

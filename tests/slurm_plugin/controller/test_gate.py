@@ -4,7 +4,18 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, four_jobs, make_job, make_node, one_gpu, pilots
+from fake_slurm import (
+    NOW_S,
+    FakeSlurm,
+    Killed,
+    behind_licence,
+    four_jobs,
+    make_job,
+    make_node,
+    one_cycle,
+    one_gpu,
+    pilots,
+)
 from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.execute.gate import drain_until_over, stop
@@ -43,8 +54,7 @@ def test_a_users_licences_are_kept_beside_muris(licenses, own):
 
 def test_a_group_starts_without_any_hold_or_release(make_controller):
     slurm = waiting(licenses="matlab:1")
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert slurm.calls == ["submit", *["modify"] * 4]
     slurm.tick()
     assert [slurm.jobs[n].state for n in (1, 2, 3, 4)] == [JobState.RUNNING] * 4
@@ -111,8 +121,7 @@ def test_a_hold_on_a_waiting_job_is_nobodys_but_its_owners(make_controller, reas
 def test_only_muris_own_hold_is_muris(make_controller, reason, word):
     job = make_job(1)
     slurm = FakeSlurm([replace(job, reason=reason, admin_comment=job.admin_comment + word)], one_gpu())
-    with make_controller(slurm, gate="hold") as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm, gate="hold")
     assert slurm.jobs[1].held
 
 
@@ -152,8 +161,7 @@ def test_a_job_that_muri_stops_is_still_its_own(make_controller, word, user_hold
     if died:
         with slurm.killing("before", 2), pytest.raises(Killed):
             stop(slurm, read_job(slurm.jobs[1]))
-        with make_controller(slurm, gate="hold") as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm, gate="hold")
         assert slurm.jobs[1].state is JobState.RUNNING
     stop(slurm, read_job(slurm.jobs[1]))
     assert read_job(slurm.jobs[1]).role is Role.CANDIDATE
@@ -244,8 +252,7 @@ def test_jobs_that_an_older_muri_holds_move_behind_the_licence(make_controller, 
 def test_where_muri_holds_jobs_none_moves_behind_a_lease_that_nobody_extends(make_controller):
     slurm = FakeSlurm([make_job(1)], [make_node("n1", usable=False)], gate_license=True)
     slurm.extend_lease(NOW_S + 600)  # of a controller that had gate: licence
-    with make_controller(slurm, gate="hold") as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm, gate="hold")
     job = read_job(slurm.jobs[1])
     assert (job.gate, job.held, job.role, slurm.lease_end_s) == ("hold", True, Role.CANDIDATE, NOW_S + 600)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, four_jobs, one_gpu, pilots
 
-from muri.slurm_plugin.controller.assemble import open_controller
-from muri.slurm_plugin.controller.surroundings import StopSignal, Surroundings
+from muri.slurm_plugin.controller.assemble import Surroundings, open_controller
+from muri.slurm_plugin.controller.loop import StopSignal
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.journal import GROUP
 from muri.slurm_plugin.records.roles import GATE_LICENSE

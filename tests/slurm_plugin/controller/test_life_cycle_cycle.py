@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, make_job, make_node, pilots
+from fake_slurm import FakeSlurm, Killed, make_job, make_node, one_cycle, pilots
 
 from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
 from muri.slurm_plugin.execute.gate import stop
@@ -30,8 +30,7 @@ def register(slurm: FakeSlurm, job_id: int) -> None:
 
 def run_long_then_submit_short(make_controller, *, checkpoint: bool = True, registered: bool = True) -> FakeSlurm:
     slurm = FakeSlurm([job(1, 100_000, checkpoint)], [make_node("n1", gpu_count=1)])
-    with make_controller(slurm, policy="srtf", preemption=PREEMPTION, grouping=ALONE) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm, policy="srtf", preemption=PREEMPTION, grouping=ALONE)
     slurm.tick()
     assert slurm.jobs[1].state is JobState.RUNNING
     if registered:
@@ -43,8 +42,7 @@ def run_long_then_submit_short(make_controller, *, checkpoint: bool = True, regi
 def cycles(slurm: FakeSlurm, make_controller, count: int, **changes) -> None:
     """Cycles of which each is a controller of its own; short jobs end after one of them."""
     for _ in range(count):
-        with make_controller(slurm, **changes) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm, **changes)
         slurm.tick()
         if slurm.jobs[2].state is JobState.RUNNING and slurm.jobs[2].start_s < slurm.now_s:
             slurm.end(2)
@@ -120,8 +118,7 @@ def test_killed_at_any_call_a_stop_is_carried_on(make_controller, side, nth):
 
 def group_of(make_controller, *ids: int) -> FakeSlurm:
     slurm = FakeSlurm([job(each) for each in ids], [make_node("n1", gpu_count=1)])
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     slurm.tick()
     slurm.tick()
     assert all(slurm.jobs[each].state is JobState.RUNNING for each in ids)
@@ -145,16 +142,14 @@ def test_a_member_that_was_requeued_without_being_saved_runs_alone(make_controll
     slurm = group_of(make_controller, 1, 2)
     register(slurm, 1)
     slurm.requeue_hold(1)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert read_job(slurm.jobs[1]).role is Role.RELEASED
 
 
 def test_two_jobs_that_join_in_one_cycle_are_both_known_to_the_pilot(make_controller):
     slurm = group_of(make_controller, 1, 2)
     slurm.jobs |= {3: job(3), 4: job(4)}
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     (pilot,) = pilots(slurm)
     assert tags.parse_pilot(pilot.admin_comment)[1] == (1, 2, 3, 4)
 
@@ -195,8 +190,7 @@ def test_a_waiting_job_joins_the_group_at_work(make_controller):
 def test_who_does_not_fit_does_not_join(make_controller, change):
     slurm = group_of(make_controller, 1, 2)
     slurm.jobs[3] = replace(job(3), **change)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert tags.parse_state(slurm.jobs[3].admin_comment) is None
 
 
@@ -219,8 +213,7 @@ def test_killed_at_any_call_a_join_is_carried_on(make_controller, side, nth):
     with pytest.raises(Killed), slurm.killing(side, nth), make_controller(slurm) as controller:
         controller.cycle()
     for _ in range(3):
-        with make_controller(slurm) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm)
         slurm.tick()
     assert (slurm.jobs[3].state, slurm.starts[3]) == (JobState.RUNNING, 1)
     assert tags.parse_state(slurm.jobs[3].admin_comment).pilot == pilots(slurm)[0].job_id
@@ -249,16 +242,14 @@ def test_what_is_kept_is_neither_stopped_nor_started_where_gpus_are_free():
 
 def test_a_requeued_job_need_not_wait_for_its_old_credential(make_controller):
     slurm = FakeSlurm([job(1)], [make_node("n1", gpu_count=1)])
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     slurm.tick()
     slurm.tick()
     stop(slurm, read_job(slurm.jobs[1]))
     (pilot,) = pilots(slurm)
     slurm.end(pilot.job_id)
     assert slurm.jobs[1].begin_s > slurm.now_s
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     slurm.tick()
     slurm.tick()
     assert slurm.starts[1] == 2
@@ -268,8 +259,7 @@ def test_a_job_that_was_stopped_counts_from_its_first_submission(make_controller
     slurm = run_long_then_submit_short(make_controller)
     first_s = slurm.jobs[1].submit_s
     slurm.now_s = slurm.jobs[1].start_s + 500.0
-    with make_controller(slurm, **SHORTEST) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm, **SHORTEST)
     slurm.tick()
     for _ in range(2):  # also after a restart of the controller
         with make_controller(slurm, **SHORTEST) as controller:

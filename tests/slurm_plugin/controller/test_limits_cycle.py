@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_gpu, pilots
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle, one_gpu, pilots
 
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, SubmissionTimeoutError
 from muri.slurm_plugin.planning.actions import StartGroup
@@ -119,8 +119,7 @@ def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controlle
     slurm.end(oldest)
     slurm.now_s += 2 * HOUR_S
     slurm.extend_lease(slurm.now_s + 600)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert len(members(slurm)) == 3
 
 
@@ -142,8 +141,7 @@ def test_a_lone_member_that_slurm_refuses_to_change_starts_plain_and_its_pilot_e
         modify(job_id, change)
 
     monkeypatch.setattr(slurm, "_modify", refuse)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     slurm.tick()
     assert [pilot.state for pilot in pilots(slurm)] == [JobState.CANCELLED]
     assert (slurm.jobs[1].state, slurm.jobs[1].gpu_count) == (JobState.RUNNING, 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurm import FakeSlurm, make_job, make_node
+from fake_slurm import FakeSlurm, make_job, make_node, one_cycle
 
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Config
@@ -49,8 +49,7 @@ def slurm() -> FakeSlurm:
 
 @pytest.fixture
 def told(slurm: FakeSlurm, make_controller: Callable[..., Any], tmp_path: Path) -> Path:
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     return tmp_path / "status"
 
 
@@ -73,8 +72,7 @@ def test_each_user_has_a_file_that_nobody_else_can_read(told: Path, config: Conf
 
 def test_files_of_users_without_jobs_go(told: Path, slurm: FakeSlurm, make_controller: Callable[..., Any]) -> None:
     del slurm.jobs[3]
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert sorted(path.name for path in told.iterdir()) == [f"{ALICE}.json", CYCLE_NAME]
 
 
@@ -154,7 +152,6 @@ def test_a_job_name_that_is_no_utf_8_hides_nobodys_status(
     slurm: FakeSlurm, make_controller: Callable[..., Any], tmp_path: Path
 ) -> None:
     slurm._update(3, name="caf\udce9")
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     status, _ = latest_status(Config(state_dir=tmp_path))
     assert {job.job_id: job.name for job in status.jobs} == {1: "job1", 2: "job2", 3: "caf\udce9"}

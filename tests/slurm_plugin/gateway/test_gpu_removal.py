@@ -8,9 +8,14 @@ import pytest
 from fake_slurm import NOW_S, make_job, make_node
 from virtual_clock import VirtualClock
 
-from muri.slurm_plugin.controller.surroundings import FILE_NAME, GpuRemovalFile, read_gpu_removal
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
-from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal, place_for
+from muri.slurm_plugin.gateway.gpu_removal import (
+    FILE_NAME,
+    GpuRemovalFile,
+    find_gpu_removal,
+    place_for,
+    read_gpu_removal,
+)
 from muri.slurm_plugin.records.cluster import Snapshot
 from muri.slurm_plugin.records.limits import NOT_TRIED, GpuRemoval, PartitionLimits, Place, SiteLimits, TriedForm
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fake_slurm import FakeSlurm, four_jobs, one_gpu
+from fake_slurm import FakeSlurm, four_jobs, one_cycle, one_gpu
 
 from muri.slurm_plugin.controller.metrics import METRICS
 
@@ -89,7 +89,6 @@ def test_promtool_finds_nothing_wrong_with_the_metrics(promtool, make_controller
     path = tmp_path / "muri.prom"
     for _ in range(3):
         slurm.tick()
-        with make_controller(slurm, metrics_file=str(path)) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm, metrics_file=str(path))
     done = run(promtool, "check", "metrics", text=path.read_text())
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

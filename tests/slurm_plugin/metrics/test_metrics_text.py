@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_slurm import FakeSlurm, behind_licence, four_jobs, make_job, one_gpu, pilots
+from fake_slurm import FakeSlurm, behind_licence, four_jobs, make_job, one_cycle, one_gpu, pilots
 from polling import DEADLINE_S, until
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -38,8 +38,7 @@ def run(make_controller, tmp_path):
     path.parent.mkdir()
 
     def cycle(slurm: FakeSlurm, **changes):
-        with make_controller(slurm, metrics_file=str(path), **changes) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm, metrics_file=str(path), **changes)
         return samples(path)
 
     cycle.path = path

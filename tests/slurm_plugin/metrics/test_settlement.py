@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, Killed, four_jobs, one_gpu, pilots
+from fake_slurm import FOUR_KINDS, FakeSlurm, Killed, four_jobs, one_cycle, one_gpu, pilots
 
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Tuning
@@ -253,15 +253,13 @@ def test_a_job_alone_behind_its_pilot_saves_nothing_by_sharing(make_controller, 
     slurm = FakeSlurm(four_jobs()[:1], one_gpu())
     for _ in range(3):
         slurm.tick(10)
-        with make_controller(slurm) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm)
     (pilot,) = pilots(slurm)
     slurm.tick(100)
     measure(slurm, pilot.job_id, {1: 60})
     for job in (1, pilot.job_id):
         slurm.end(job)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     report = parse_report(accounts.comments[1])
     assert (report.basis, report.partners) == ("iterations", ())
     told = counters(tmp_path)
@@ -276,8 +274,7 @@ def test_a_controller_killed_at_any_call_reports_all_the_same(make_controller, a
         controller.cycle()
     for _ in range(8):
         slurm.tick()
-        with make_controller(slurm) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm)
         for pilot in pilots(slurm):
             if all(slurm.jobs[job].state is JobState.RUNNING for job in tags.parse_pilot(pilot.admin_comment)[1]):
                 slurm.tick()
