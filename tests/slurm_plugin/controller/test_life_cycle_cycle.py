@@ -173,8 +173,7 @@ def test_a_waiting_job_joins_the_group_at_work(make_controller):
     assert slurm.jobs[pilot.job_id].time_limit_s >= 3 * 3600
     assert pilots(slurm) == [slurm.jobs[pilot.job_id]]
     slurm._update(2, state=JobState.COMPLETED)
-    with make_controller(slurm) as controller:
-        status = {each.job_id: each for each in controller.cycle().jobs}
+    status = one_cycle(make_controller, slurm)
     assert (status[1].partners, status[3].partners) == ((3,), (1,)), "job 2 has ended"
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, make_job, make_node
+from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, make_job, make_node, one_cycle
 from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.cli.admin import drain as drain_command
@@ -24,8 +24,7 @@ def at_work(make_controller) -> FakeSlurm:
     """Two members that run in a group on the only GPU."""
     jobs = [make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100") for n in (1, 2)]
     slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     slurm.tick()
     assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
     assert slurm.jobs[1].gpu_count == 0
@@ -123,8 +122,7 @@ def test_the_watchdog_waits_for_no_controller_that_hangs(monkeypatch, tmp_path, 
 def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, nth):
     jobs = [make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100") for n in (1, 2)]
     slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     slurm.jobs[3] = make_job(3)
     slurm.jobs[4] = make_job(4, state=JobState.RUNNING, held=False, nodes="n1", admin_comment="")  # the pilot must wait
     with contextlib.suppress(Killed), slurm.killing(side, nth):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_slurm import FakeSlurm, four_jobs, one_gpu, pilots
+from fake_slurm import FakeSlurm, four_jobs, one_cycle, one_gpu, pilots
 from rich.console import Console
 
 from muri.launcher.run import top
@@ -23,8 +23,7 @@ REPORT = {"n": 40, "t": 0.5, "s": [0.1, 0.1, 0.2, 0.0], "w": [0.05, 0.0, 0.0, 0.
 def slurm(make_controller: Any) -> FakeSlurm:
     """Four members of one pilot job that run; the pilot has reported of the first."""
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     slurm.tick()
     slurm.tick()
     (pilot,) = pilots(slurm)
