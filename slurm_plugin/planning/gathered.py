@@ -12,11 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from muri.clock import MIB_PER_GIB, moment, text_of
 from muri.policies.traits import Sensitivity
+from muri.policies.types import FreeNode
 from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile, says_little
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import DryRunFailed, KeepProfile, NotMeasured
 from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, Expected, Knowledge, dry_run_key
 from muri.slurm_plugin.planning.model_traits import derived_for, sensitivity_in
+from muri.slurm_plugin.planning.placement import free_nodes
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import as_asked, as_submitted
 from muri.slurm_plugin.records.cluster import Job, JobState
@@ -128,6 +130,7 @@ class Gathered:
     room: SiteRoom  # What the site's limits leave; what is started has to be taken from it
     known: Mapping[int, KnownJob]  # Candidates that can be planned, members of running groups, and jobs that run alone
     ready: tuple[int, ...]  # The candidates among them
+    nodes: tuple[FreeNode, ...]  # What can be given out, with the candidates' partitions for planning
     waiting: Mapping[int, str]  # Candidates that are not ready, with the reason
     to_slurm: Mapping[int, str]  # Those that Slurm cannot start now, with the reason: Slurm decides about them alone
     dry_runs: tuple[DryRun, ...]
@@ -164,6 +167,7 @@ def gather(cycle: CycleInput) -> Gathered:
         room,
         {job.job_id: known_job(job, cycle) for job in jobs},
         tuple(job.job_id for job in ready),
+        free_nodes(view, cycle.config, room.places, ready),
         waiting,
         to_slurm,
         tuple(_dry_run(intent, view, now_s) for intent in dry_runs if intent.state == "begun"),

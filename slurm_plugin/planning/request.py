@@ -1,4 +1,4 @@
-"""From what is known to a policy's request: jobs, what is free on which nodes, and what is measured. Pure.
+"""From what is known to a policy's request, and what is measured. Pure.
 
 In Slurm the waiting tasks of an array are one record. A task of which something is to be changed needs its own, with a
 job id of its own; from then on it is planned like any job. Only as many tasks get one as could start soon.
@@ -18,7 +18,6 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.cycle_input import Knowledge
 from muri.slurm_plugin.planning.gathered import ALONE_ON_REQUEST, IN_ARRAY, Gathered, KnownJob, started_tasks
-from muri.slurm_plugin.planning.placement import free_nodes
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
 from muri.slurm_plugin.records.cluster import Job, NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
@@ -70,7 +69,7 @@ def prepare(cycle: Gathered, profile_use: ProfileUse = "all", *, allocates_cpus:
     )
     request = PlanRequest(
         jobs=tuple(job for job in pending if job.job_id not in waiting),
-        nodes=free_nodes(cycle.view, config, room.places, [each.job for each in ready]),
+        nodes=cycle.nodes,
         now_s=now_s,
         max_group_size=config.grouping.max_group_size,
     )
