@@ -24,11 +24,9 @@ COMMANDS = {
         "muri.slurm_plugin.cli.admin:drain", "Let Slurm start every waiting job as its user submitted it."
     ),
     "profile": LazyCommand("muri.profiler.commands:profile", "List, show, move and remove stage profiles."),
-    "trace": LazyCommand("muri.simulator.trace_command:trace", "Import, generate and check traces to simulate."),
+    "trace": LazyCommand("muri.simulator.commands:trace", "Import, generate and check traces to simulate."),
     "policies": LazyCommand("muri.slurm_plugin.cli.look:policies", "List the policies and what each one does."),
-    "simulate": LazyCommand(
-        "muri.simulator.simulate_command:simulate", "Say what policies would do to a trace's jobs."
-    ),
+    "simulate": LazyCommand("muri.simulator.commands:simulate", "Say what policies would do to a trace's jobs."),
     "doctor": LazyCommand("muri.slurm_plugin.cli.doctor:doctor", "Examine what Muri needs; say what to do."),
     "config": LazyCommand("muri.slurm_plugin.cli.admin:config", "Check the configuration file, and show it."),
 }

@@ -105,42 +105,29 @@ SORTS: Final[dict[str, Callable[[StageProfile], Any]]] = {
 """Orders by name: the newest, longest, largest and least sure come first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """The profiles that a list shows; None for what the person left open."""
+def listed(
+    profiles: Iterable[StageProfile], sort: str, *, model: str | None, gpu_type: str | None, user: str | None
+) -> tuple[StageProfile, ...]:
+    """The profiles that a list shows, in order.
 
-    model: str | None = None  # Model name, or a pattern with * and ?
-    gpu_type: str | None = None  # GRES type
-    user: str | None = None  # Whose; "" means published ones
-
-    def matches(self, key: ProfileKey) -> bool:
-        """Whether a profile's key has everything that was asked for."""
-        return (
-            (self.model is None or key.model == self.model or fnmatchcase(key.model, self.model))
-            and self.gpu_type in (None, key.gpu_type)
-            and self.user in (None, key.user)
-        )
-
-
-def listed(profiles: Iterable[StageProfile], wanted: Filter, sort: str) -> tuple[StageProfile, ...]:
-    """The profiles that match, in order.
+    Args:
+        profiles: Those that there are.
+        sort: One of `SORTS`.
+        model: Model name, or a pattern with * and ?; None: every model.
+        gpu_type: GRES type; None: every type.
+        user: Whose; "" means published ones, None everybody's.
 
     Raises:
         NoSuchProfileError: No profile at all has the model or the GPU type; the text lists the choices.
     """
-    known = tuple(profiles)
-    if known:
-        _refuse_unknown(known, wanted)
-    return tuple(sorted((profile for profile in known if wanted.matches(profile.key)), key=SORTS[sort]))
-
-
-def _refuse_unknown(known: Sequence[StageProfile], wanted: Filter) -> None:
+    known = sorted(profiles, key=SORTS[sort])
     types = sorted({profile.key.gpu_type for profile in known})
-    if wanted.gpu_type is not None and wanted.gpu_type not in types:
-        raise NoSuchProfileError(f"no profile of GPU type {wanted.gpu_type!r}; there are: {', '.join(types)}")
-    model = wanted.model
-    if model is not None and not any(Filter(model=model).matches(profile.key) for profile in known):
+    if known and gpu_type not in (None, *types):
+        raise NoSuchProfileError(f"no profile of GPU type {gpu_type!r}; there are: {', '.join(types)}")
+    of_model = [each for each in known if model in (None, each.key.model) or fnmatchcase(each.key.model, model or "")]
+    if known and model is not None and not of_model:
         find_all((profile.key for profile in known), Wanted(model))
+    return tuple(each for each in of_model if gpu_type in (None, each.key.gpu_type) and user in (None, each.key.user))
 
 
 def fingerprint(name: str, parts: Iterable[bytes]) -> str:

@@ -20,7 +20,7 @@ from muri.clock import now_text
 from muri.errors import MuriError, UsageError
 from muri.profiler.errors import ExchangeError, NoSuchProfileError, StoreMissingError
 from muri.profiler.exchange import from_json, to_dict, to_json
-from muri.profiler.lookup import PUBLISHED, SORTS, Filter, Wanted, find_all, find_one, listed
+from muri.profiler.lookup import PUBLISHED, SORTS, Wanted, find_all, find_one, listed
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile, owned_name
 from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
 from muri.profiler.store import Author, ProfileStore, StaleMark, default_store_path
@@ -204,7 +204,7 @@ def list_command(sort: str, store_path: Path | None, as_json: bool, **wanted: An
       muri profile list --json | jq -r '.profiles[].model'
     """
     stored = read_if_any(store_path, ProfileStore.list)
-    profiles = listed(stored, Filter(**wanted), sort)
+    profiles = listed(stored, sort, **wanted)
     if as_json:
         click.echo(to_json(profiles), nl=False)
     elif profiles:

@@ -9,8 +9,8 @@ from engine_builders import CPU, GPU, job
 
 from muri.commands import run_command
 from muri.pythons import THE_LAB
+from muri.simulator.commands import simulate
 from muri.simulator.model import Trace
-from muri.simulator.simulate_command import simulate
 from muri.simulator.traces.schema import write_trace
 
 

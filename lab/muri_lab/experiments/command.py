@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from muri.simulator.simulate_command import read_traces
+from muri.simulator.commands import read_traces
 from muri_lab.sweep.command import carry_out, check_how_it_runs, options_of_runs
 
 

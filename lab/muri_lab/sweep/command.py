@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from muri.errors import UsageError
+from muri.simulator.commands import AMOUNT, checked_options, cluster_of, read_traces, simulation_options
 from muri.simulator.model import Outage
-from muri.simulator.simulate_command import AMOUNT, checked_options, cluster_of, read_traces, simulation_options
 
 if TYPE_CHECKING:
     from muri.policies.traits import PairSpeed
