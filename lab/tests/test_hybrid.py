@@ -3,10 +3,20 @@
 import dataclasses
 
 import pytest
-from host_builders import HUNGRY, MODEST, host_requests, make_host, next_request
+from host_builders import HUNGRY, MODEST, host_requests, make_host
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_builders import KINDS, all_jobs, decided_ids, make_job, make_node, make_profile, make_request, requests
+from policy_builders import (
+    KINDS,
+    all_jobs,
+    decided_ids,
+    feed_back,
+    make_job,
+    make_node,
+    make_profile,
+    make_request,
+    requests,
+)
 
 from muri.policies.cycle.queue import worth_of
 from muri.policies.registry import get_policy
@@ -113,9 +123,9 @@ def test_those_who_need_less_give_up_the_rest_to_those_who_gain():
     assert by_job(plan) == {1: [(6.0, 10.0)], 2: [(1.0, 10.0)], 3: [(1.0, 10.0)], 4: [(1.0, 10.0)]}
     why = sentences(plan.solo[0].reasons)
     assert "total speed 2.00, where the GPU-proportional share gives 1.00" in why
-    assert MuriHybrid().plan(next_request(request, plan)).solo == tuple(
+    assert MuriHybrid().plan(feed_back(request, plan)).solo == tuple(
         dataclasses.replace(solo, kept=True, reasons=found.reasons)
-        for solo, found in zip(plan.solo, MuriHybrid().plan(next_request(request, plan)).solo, strict=True)
+        for solo, found in zip(plan.solo, MuriHybrid().plan(feed_back(request, plan)).solo, strict=True)
     )
 
 
@@ -129,7 +139,7 @@ def test_a_newcomer_gets_its_share_back_from_who_had_more():
     first = make_request([hungry(1)], [make_host("n1", gpus=2, cpus=6.0, mem_gib=120.0)], **SIMULATED)
     plan = MuriHybrid().plan(first)
     assert by_job(plan) == {1: [(6.0, 10.0)]}
-    after = MuriHybrid().plan(next_request(first, plan, new_jobs=(hungry(2),)))
+    after = MuriHybrid().plan(feed_back(first, plan, new_jobs=(hungry(2),)))
     assert {job_id: shares[0][0] for job_id, shares in by_job(after).items()} == {1: 3.0, 2: 3.0}
     assert [solo.kept for solo in after.solo] == [False, False]
     assert any("a newcomer needs" in line for line in sentences(after.solo[0].reasons))
@@ -224,7 +234,7 @@ def test_cpus_and_memory_are_never_exceeded_and_nobody_is_below_the_proportional
     assert sorted(decided_ids(plan)) == sorted(job.job_id for job in request.jobs)
     check_shares(request, plan)
     assert policy.plan(dataclasses.replace(request, jobs=request.jobs[::-1], nodes=request.nodes[::-1])) == plan
-    following = _with_proportional(next_request(request, plan, new_jobs=later))
+    following = _with_proportional(feed_back(request, plan, new_jobs=later))
     modes = {group.members: group.mode for group in plan.groups}
     running = tuple(
         dataclasses.replace(unit, mode=modes.get(tuple(job.job_id for job in unit.members), "interleave"))
@@ -275,5 +285,5 @@ def test_cpus_that_become_free_go_to_what_runs_where_they_pay_for_the_restart():
         plan = MuriHybrid().plan(request)
         assert {job_id: shares[0][0] for job_id, shares in by_job(plan).items()} == ({1: cpus} if cpus else {})
         assert plan.solo[0].kept == (cpus is None)
-        after = MuriHybrid().plan(next_request(request, plan))
+        after = MuriHybrid().plan(feed_back(request, plan))
         assert [solo.kept for solo in after.solo] == [True]

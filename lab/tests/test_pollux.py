@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import (
     all_jobs,
-    carried_out,
     cluster_requests,
+    feed_back,
     make_cluster_node,
     make_job,
     make_profile,
@@ -88,7 +88,7 @@ def test_a_lone_job_grows_and_shrinks_when_others_come():
     assert plan.sharers[0].speed > 2
     assert "8 GPUs instead of the 2" in sentences(plan.sharers[0].reasons)[0]
     others = tuple(make_job(number, **ELASTIC) for number in range(2, 6))
-    crowded = dataclasses.replace(carried_out(request, plan), jobs=others)
+    crowded = dataclasses.replace(feed_back(request, plan), jobs=others)
     shared = Pollux().plan(crowded)
     assert sorted(sizes(shared)) == [1, 2, 3, 4, 5] and sum(sizes(shared).values()) == 8
     assert sizes(shared)[1] < 8
@@ -109,7 +109,7 @@ def test_jobs_that_cannot_be_resized_get_what_they_asked_for_and_are_not_stopped
     plan = Pollux().plan(request)
     assert sizes(plan) == {1: 2, 2: 4}
     urgent = tuple(make_job(number, **ELASTIC) for number in range(3, 20))
-    later = Pollux().plan(dataclasses.replace(carried_out(request, plan), jobs=urgent))
+    later = Pollux().plan(dataclasses.replace(feed_back(request, plan), jobs=urgent))
     assert sizes(later)[1] == 2
 
 
@@ -144,7 +144,7 @@ def test_every_plan_gives_each_gpu_to_one_job_and_decides_on_every_job(request_,
         fixed = {job_id for job_id in held if not jobs[job_id].preemptible}
         assert fixed <= {sharer.job_id for sharer in plan.sharers if sharer.kept}
         assert {item.job_id for item in plan.waiting if item.preempted} == set(held) - set(sizes(plan))
-        request_ = carried_out(request_, plan, now_s=request_.now_s + 360)
+        request_ = feed_back(request_, plan, now_s=request_.now_s + 360)
         check_request(request_, packed=True, elastic=True)
 
 
@@ -155,7 +155,7 @@ def test_on_an_unchanged_cluster_plans_come_to_rest(request_):
     plans = []
     for _ in range(8):
         plans.append(Pollux().plan(request_))
-        request_ = carried_out(request_, plans[-1])
+        request_ = feed_back(request_, plans[-1])
     assert all(sharer.kept for plan in plans[4:] for sharer in plan.sharers)
     assert not any(item.preempted for plan in plans[4:] for item in plan.waiting)
 

@@ -6,22 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from host_builders import (
-    HUNGRY,
-    MODEST,
-    job,
-    make_host,
-    next_request,
-    plan_of,
-    request_of,
-    scaling,
-    shares_by_job,
-    speed_ratios,
-)
+from host_builders import HUNGRY, MODEST, job, make_host, plan_of, request_of, scaling, shares_by_job, speed_ratios
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from policy_builders import make_request
+from policy_builders import feed_back, make_request
 
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
@@ -129,7 +118,7 @@ def test_a_running_job_may_be_on_a_node_that_tells_nothing_and_on_one_that_does(
     policy = get_policy("synergy-opt")
     first = policy.plan(request)
     assert first.cpu_mem_shares[1] == (CpuMemShare("b", *((6, 10) if sensitivity else FAIR)),)
-    second = policy.plan(next_request(request, first, now_s=1300.0))
+    second = policy.plan(feed_back(request, first, now_s=1300.0))
     assert [solo.kept for solo in second.solo] == [True, True]
 
 

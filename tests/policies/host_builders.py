@@ -1,10 +1,7 @@
 """Requests with CPUs and host memory, and their plans."""
 
-import dataclasses
-from collections import Counter
-
 from hypothesis import strategies as st
-from policy_builders import all_jobs, feed_back, make_job, make_node, make_request
+from policy_builders import all_jobs, make_job, make_node, make_request
 
 from muri.policies.registry import get_policy
 from muri.policies.traits import Demand, Sensitivity
@@ -36,36 +33,6 @@ def make_host(name, gpus=4, cpus=12.0, mem_gib=240.0, **changes):
 
 def job(job_id, sensitivity=None, **changes):
     return make_job(job_id, None, **({"sensitivity": sensitivity, "preemptible": True} | changes))
-
-
-def next_request(request, plan, **changes):
-    """The request of the next cycle if the plan was carried out, with the CPUs and memory that it gave out."""
-    following = feed_back(request, plan, **changes)
-    running = tuple(
-        dataclasses.replace(
-            unit,
-            cpu_mem_shares={
-                member.job_id: plan.cpu_mem_shares[member.job_id]
-                for member in unit.members
-                if member.job_id in plan.cpu_mem_shares
-            },
-        )
-        for unit in following.running
-    )
-    used = Counter()
-    for shares in plan.cpu_mem_shares.values():
-        for share in shares:
-            used[share.node, "cpus"] += share.cpus
-            used[share.node, "mem"] += share.mem_gib
-    nodes = tuple(
-        dataclasses.replace(
-            node,
-            free_cpus=max(0.0, node.cpu_count - used[node.name, "cpus"]),
-            free_mem_gib=max(0.0, node.mem_gib - used[node.name, "mem"]),
-        )
-        for node in following.nodes
-    )
-    return dataclasses.replace(following, running=running, nodes=nodes)
 
 
 def shares_by_job(plan):

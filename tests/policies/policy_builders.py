@@ -142,15 +142,21 @@ def make_cluster_node(name, gpu_count=4, islands=2, **changes):
 def feed_back(request: PlanRequest, plan: Plan, *, new_jobs=(), **changes) -> PlanRequest:
     """The request of the next cycle if the plan was carried out and nothing else happened but new jobs."""
     jobs = {job.job_id: job for job in all_jobs(request)}
-    placed = [(group.members, group.gpus) for group in plan.groups]
-    placed += [((solo.job_id,), solo.gpus) for solo in plan.solo if solo.gpus]
-    running = tuple(Running(tuple(jobs[member] for member in members), gpus) for members, gpus in placed)
-    waiting = tuple(jobs[item.job_id] for item in plan.waiting)
+
+    def unit(members, gpus, **how):
+        given = {member: plan.cpu_mem_shares[member] for member in members if member in plan.cpu_mem_shares}
+        return Running(tuple(jobs[member] for member in members), gpus, cpu_mem_shares=given, **how)
+
+    running = (
+        *(unit(group.members, group.gpus) for group in plan.groups),
+        *(unit((solo.job_id,), solo.gpus) for solo in plan.solo if solo.gpus),
+        *(unit((one.job_id,), one.gpus, accumulate_steps=one.accumulate_steps) for one in plan.sharers),
+    )
     return dataclasses.replace(
         request,
-        jobs=(*waiting, *new_jobs),
+        jobs=(*(jobs[item.job_id] for item in plan.waiting), *new_jobs),
         running=running,
-        nodes=tuple(_beside(node, running, total) for node, total in _totals(request)),
+        nodes=tuple(_beside(node, request.running, running, plan) for node in request.nodes),
         **changes,
     )
 
@@ -159,21 +165,25 @@ def all_jobs(request: PlanRequest) -> list[PlanJob]:
     return [*request.jobs, *(job for unit in request.running for job in unit.members)]
 
 
-def _totals(request):
-    """Every node, and the GPUs that may be used on it: those that are free and those that running units hold."""
-    held = Counter()
-    for unit in request.running:
-        for share in unit.gpus:
-            held[share.node] += share.gpu_count
-    return [(node, node.free_gpus + held[node.name]) for node in request.nodes]
-
-
-def _beside(node, running, total):
-    shares = [share for unit in running for share in unit.gpus if share.node == node.name]
-    taken = {gpu for share in shares for gpu in share.gpu_ids}
+def _beside(node, before, running, plan):
+    """What of a node is free beside the units that now run."""
+    taken, count = _held(node, running)
     islands = tuple(tuple(gpu for gpu in island if gpu not in taken) for island in node.topology)
-    free_gpus = total - sum(share.gpu_count for share in shares)
-    return dataclasses.replace(node, free_gpus=free_gpus, islands=tuple(island for island in islands if island))
+    given = [share for shares in plan.cpu_mem_shares.values() for share in shares if share.node == node.name]
+    return dataclasses.replace(
+        node,
+        free_gpus=node.free_gpus + _held(node, before)[1] - count,
+        islands=tuple(island for island in islands if island),
+        free_cpus=max(0.0, node.cpu_count - sum(share.cpus for share in given)),
+        free_mem_gib=max(0.0, node.mem_gib - sum(share.mem_gib for share in given)),
+    )
+
+
+def _held(node, units):
+    """A node's GPUs that units hold, several of them perhaps the same: which, and how many."""
+    shares = [share for unit in units for share in unit.gpus if share.node == node.name]
+    taken = {gpu for share in shares for gpu in share.gpu_ids}
+    return taken, len(taken) + sum(share.gpu_count for share in shares if not share.gpu_ids)
 
 
 def shares_of(plan: Plan):
@@ -220,23 +230,6 @@ def company(plan):
     """The sizes of groups, and how many jobs are on each GPU that several are on."""
     on_gpu = Counter((share.node, gpu) for item in plan.sharers for share in item.gpus for gpu in share.gpu_ids)
     return [len(group.members) for group in plan.groups] + [count for count in on_gpu.values() if count > 1]
-
-
-def carried_out(request: PlanRequest, plan: Plan, *, new_jobs=(), **changes) -> PlanRequest:
-    """The same as `feed_back` for plans that give out GPUs one by one."""
-    jobs = {job.job_id: job for job in all_jobs(request)}
-    running = tuple(
-        Running((jobs[sharer.job_id],), sharer.gpus, accumulate_steps=sharer.accumulate_steps)
-        for sharer in plan.sharers
-    )
-    held = {(share.node, gpu) for unit in running for share in unit.gpus for gpu in share.gpu_ids}
-    nodes = []
-    for node in request.nodes:
-        islands = [tuple(gpu for gpu in island if (node.name, gpu) not in held) for island in node.topology]
-        islands = tuple(island for island in islands if island)
-        nodes.append(dataclasses.replace(node, islands=islands, free_gpus=sum(map(len, islands))))
-    waiting = (*(jobs[item.job_id] for item in plan.waiting), *new_jobs)
-    return dataclasses.replace(request, jobs=waiting, running=running, nodes=tuple(nodes), **changes)
 
 
 def check_sharers(request: PlanRequest, plan: Plan, most: int = 4):

@@ -5,11 +5,11 @@ import math
 from collections import Counter
 
 import pytest
-from host_builders import host_requests, next_request, speed_ratios
+from host_builders import host_requests, speed_ratios
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from policy_builders import all_jobs, decided_ids
+from policy_builders import all_jobs, decided_ids, feed_back
 
 from muri.policies.registry import get_policy
 
@@ -103,7 +103,7 @@ def test_every_plan_of_three_rounds(name, options, case):
         if name.startswith("synergy"):
             check_speeds(request, plan)
         if new_jobs is not None:
-            request = next_request(request, plan, new_jobs=tuple(new_jobs), now_s=request.now_s + 300)
+            request = feed_back(request, plan, new_jobs=tuple(new_jobs), now_s=request.now_s + 300)
 
 
 @pytest.mark.parametrize(("name", "options"), POLICIES)
@@ -112,7 +112,7 @@ def test_every_plan_of_three_rounds(name, options, case):
 def test_the_order_of_jobs_and_nodes_does_not_matter(name, options, case, rng):
     request, later = case
     policy = get_policy(name, options)
-    request = next_request(request, policy.plan(request), new_jobs=tuple(later))
+    request = feed_back(request, policy.plan(request), new_jobs=tuple(later))
     parts = {part: list(getattr(request, part)) for part in ("jobs", "nodes", "running")}
     for listed in parts.values():
         rng.shuffle(listed)
@@ -130,7 +130,7 @@ def test_an_unchanged_cluster_comes_to_rest(name, options, case):
     request = dataclasses.replace(request, jobs=(*request.jobs, *later))
     for _ in range(4):
         plan = policy.plan(request)
-        request = next_request(request, plan)
+        request = feed_back(request, plan)
     again = policy.plan(request)
     assert all(solo.kept for solo in again.solo if solo.gpus)
     assert again.cpu_mem_shares == plan.cpu_mem_shares

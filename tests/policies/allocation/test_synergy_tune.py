@@ -8,19 +8,8 @@ import dataclasses
 import math
 
 import pytest
-from host_builders import (
-    HUNGRY,
-    MODEST,
-    job,
-    make_host,
-    next_request,
-    nodes_by_job,
-    plan_of,
-    request_of,
-    scaling,
-    shares_by_job,
-)
-from policy_builders import make_request
+from host_builders import HUNGRY, MODEST, job, make_host, nodes_by_job, plan_of, request_of, scaling, shares_by_job
+from policy_builders import feed_back, make_request
 
 from muri.policies.registry import get_policy
 from muri.policies.traits import Demand
@@ -88,7 +77,7 @@ def test_step_3_takes_from_those_with_the_most_first():
 
 def test_step_3_restarts_nobody_where_a_newcomer_has_enough():
     policy, request = get_policy("synergy"), request_of([job(1, HUNGRY)], [make_host("a")])
-    request = next_request(request, policy.plan(request), new_jobs=(job(2, HUNGRY), job(3, MODEST)))
+    request = feed_back(request, policy.plan(request), new_jobs=(job(2, HUNGRY), job(3, MODEST)))
     plan = policy.plan(request)
     assert shares_by_job(plan) == {1: (6, 10), 2: FAIR, 3: (1, 10)}
     assert kept(plan) == {1: True, 2: False, 3: False}
@@ -125,7 +114,7 @@ def test_a_share_of_nothing_is_kept_as_it_is():
     first = get_policy("synergy", {"mechanism": "greedy"}).plan(request)
     assert shares_by_job(first) == {1: (0.0, 0.0)}
     assert "it gets neither CPUs nor memory" in sentences(first.solo[0].reasons)
-    second = get_policy("synergy", {"mechanism": "greedy"}).plan(next_request(request, first, now_s=1300.0))
+    second = get_policy("synergy", {"mechanism": "greedy"}).plan(feed_back(request, first, now_s=1300.0))
     assert [solo.kept for solo in second.solo] == [True]
 
 
@@ -160,9 +149,9 @@ def test_a_running_job_keeps_its_share_until_somebody_needs_it():
     request = request_of([job(number, HUNGRY, restart_s=30.0) for number in (1, 2)], [make_host("a")])
     first = policy.plan(request)
     assert shares_by_job(first) == {1: (6, 10), 2: (6, 10)}
-    request = next_request(request, first)
+    request = feed_back(request, first)
     assert kept(policy.plan(request)) == {1: True, 2: True}
-    request = next_request(request, first, new_jobs=(job(3, MODEST),))
+    request = feed_back(request, first, new_jobs=(job(3, MODEST),))
     squeezed = policy.plan(request)
     assert shares_by_job(squeezed) == {1: (6, 10), 2: FAIR, 3: (1, 10)}
     assert kept(squeezed) == {1: True, 2: False, 3: False}
@@ -199,7 +188,7 @@ def test_greedy_skips_what_does_not_fit():
 def test_greedy_stops_the_least_urgent_for_a_more_urgent_one():
     policy = get_policy("synergy", {"mechanism": "greedy", "order": "srtf"})
     request = request_of([job(1, HUNGRY, remaining_s=50.0), job(2, HUNGRY, remaining_s=90.0)], [make_host("a")])
-    request = next_request(request, policy.plan(request), new_jobs=(job(3, HUNGRY, remaining_s=10.0),))
+    request = feed_back(request, policy.plan(request), new_jobs=(job(3, HUNGRY, remaining_s=10.0),))
     plan = policy.plan(request)
     assert kept(plan) == {1: True, 3: False}
     assert [(item.job_id, item.preempted) for item in plan.waiting] == [(2, True)]

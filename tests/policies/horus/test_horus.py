@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from policy_builders import (
     all_jobs,
     busy,
-    carried_out,
     check_sharers,
     cluster_requests,
+    feed_back,
     make_cluster_node,
     make_job,
     make_profile,
@@ -188,7 +188,7 @@ def test_who_waited_too_long_is_given_to_slurm_or_goes_first(name):
     old, young = busy(1, 1.0, 24.0, gpu_count=2, submit_s=0.0), busy(2, 0.1)
     runs = make_request([busy(9, 1.0, 24.0, gpu_count=1)], [node])
     request = dataclasses.replace(
-        carried_out(runs, get_policy(name).plan(runs)), jobs=(old, young), now_s=90_000.0, same_user=True
+        feed_back(runs, get_policy(name).plan(runs)), jobs=(old, young), now_s=90_000.0, same_user=True
     )
     young = dataclasses.replace(young, submit_s=89_000.0)
     request = dataclasses.replace(request, jobs=(old, young))
@@ -237,7 +237,7 @@ def test_every_plan_keeps_what_sharing_may_do(name, request_, seed):
     shuffled = list(request_.jobs)
     random.Random(seed).shuffle(shuffled)
     assert policy.plan(dataclasses.replace(request_, jobs=tuple(shuffled))) == plan
-    after = carried_out(request_, plan, now_s=request_.now_s + 360)
+    after = feed_back(request_, plan, now_s=request_.now_s + 360)
     later = policy.plan(after)
     check_sharers(after, later)
     if name != "pab":

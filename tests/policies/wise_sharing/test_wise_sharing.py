@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_builders import carried_out, check_sharers, make_cluster_node, make_job, make_profile, make_request
+from policy_builders import check_sharers, feed_back, make_cluster_node, make_job, make_profile, make_request
 
 from muri.policies.registry import get_policy
 from muri.policies.siblings.partners import mean_after, mean_now, sub_batches
@@ -313,7 +313,7 @@ def test_every_plan_keeps_the_rules(policy, first, shuffled):
     plan = policy.plan(first)
     check_plan(first, plan)
     arrivals = [job(100 + number, model, 50.0 * number + 1) for number, model in enumerate("abcab")]
-    second = carried_out(first, plan, new_jobs=arrivals)
+    second = feed_back(first, plan, new_jobs=arrivals)
     after = policy.plan(second)
     check_plan(second, after)
     stays = {sharer.job_id: sharer for sharer in after.sharers if sharer.kept}
@@ -331,7 +331,7 @@ def test_every_plan_keeps_the_rules(policy, first, shuffled):
 def test_another_cycle_on_the_same_cluster_changes_nothing(policy, first):
     first = dataclasses.replace(first, larger_than_a_node="whole-nodes")  # Slurm's jobs would be gone from the next
     plan = policy.plan(first)
-    again = policy.plan(carried_out(first, plan))
+    again = policy.plan(feed_back(first, plan))
     assert where(again) == where(plan) and all(sharer.kept for sharer in again.sharers)
 
 
