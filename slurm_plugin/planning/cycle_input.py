@@ -145,15 +145,6 @@ class Expected:
         )
 
 
-def expected(job: ManagedJob, model: str, claims: Sequence[Claim]) -> Expected | None:
-    """Return how long a job is expected to run; None where its user did not say."""
-    stated_s, changed = job.request.duration_s, job.membership or job.given
-    if stated_s is None:
-        return None
-    limit_s = job.time_limit_s if changed is None else changed.original.time_limit_s
-    return Expected(stated_s, times_of(claims, _digest(model)) if claims else 1.0, limit_s or float("inf"))
-
-
 def times_of(claims: Sequence[Claim], model: str) -> float:
     """Return how many times as long as stated a job is taken to run: a quarter of the GPU time overran so far."""
     worst_first = sorted(claims, key=lambda claim: claim.times, reverse=True)
@@ -289,7 +280,12 @@ class Knowledge:
 
     def expected(self, job: ManagedJob, key: ProfileKey) -> Expected | None:
         """Return how long a job is expected to run alone, None where its user did not say."""
-        return expected(job, key.model, self.claims.get(job.user, ()))
+        stated_s, changed = job.request.duration_s, job.membership or job.given
+        if stated_s is None:
+            return None
+        limit_s = job.time_limit_s if changed is None else changed.original.time_limit_s
+        claims = self.claims.get(job.user, ())
+        return Expected(stated_s, times_of(claims, _digest(key.model)) if claims else 1.0, limit_s or float("inf"))
 
     def failed(self, key: ProfileKey) -> str:
         """Return why a model is not profiled any more, "" when it still may be."""

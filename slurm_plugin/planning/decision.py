@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from muri.inherited import garbage_collector_paused
 from muri.policies.types import Plan, PlanRequest, Policy, Waiting, sentences
@@ -52,8 +52,6 @@ _MOST_SEARCHES: Final = 30
 
 _Subject = int | str | ProfileKey
 """A job, an intent's token, a profile."""
-
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ def by_user(faulty: Mapping[int, str], view: View) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def decide_without_culprits(cycle: CycleInput, decide: Callable[[CycleInput], _Answer]) -> tuple[_Answer, Quarantine]:
+def decide_without_culprits(cycle: CycleInput, decide: Callable[[CycleInput], Decision]) -> tuple[Decision, Quarantine]:
     """Return a decision made without what makes it raise, and what was left out.
 
     Raises:

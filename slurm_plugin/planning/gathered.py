@@ -25,7 +25,7 @@ from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.journal import DRY_RUN, Intent
 from muri.slurm_plugin.records.limits import PartitionLimits
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key, why_arguments_are_unknown, without_gate
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, why_arguments_are_unknown, without_gate
 
 ALONE_ON_REQUEST: Final = "it was submitted with alone"
 
@@ -68,25 +68,6 @@ class KnownJob(NamedTuple):
     expected: Expected | None  # How long it runs alone; None where its user did not say
     min_speed: float  # In a group, 1 = as fast as alone: the site's, the job's own or one promised already
 
-    @classmethod
-    def of(cls, job: ManagedJob, key: ProfileKey, profile: StageProfile | None) -> "KnownJob":
-        """What the job and its profile alone tell."""
-        measured = None if profile is None or profile.is_estimate else profile
-        return cls(
-            job,
-            key,
-            profile,
-            alone="",
-            failed="",
-            too_little="" if measured is None else says_little(measured.stage_s, measured.iteration_s),
-            domain=domain_of(job),
-            arguments_unknown=why_arguments_are_unknown(job),
-            sensitivity=None,
-            derived=None,
-            expected=None,
-            min_speed=0.0,
-        )
-
     @property
     def is_measured(self) -> bool:
         """Whether its model was measured."""
@@ -119,14 +100,10 @@ class DryRun(NamedTuple):
         return self.intent.token
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered(CycleInput):
     """The facts that a decision rests on."""
 
-    view: View
-    knowledge: Knowledge
-    config: Config
-    intents: tuple[Intent, ...]  # The journal's entries, closed ones included
     room: SiteRoom  # What the site's limits leave; what is started has to be taken from it
     known: Mapping[int, KnownJob]  # Candidates that can be planned, members of running groups, and jobs that run alone
     ready: tuple[int, ...]  # The candidates among them
@@ -138,15 +115,10 @@ class Gathered:
     measured: tuple[KeepProfile | NotMeasured, ...]  # What members report of their models that is new
     untrue: Mapping[int, str]  # Why such reports cannot be true, by job id
 
-    @property
-    def now_s(self) -> float:
-        """The cycle's time, seconds since the epoch: the snapshot's own."""
-        return self.view.snapshot.taken_s
-
     def doubts(self) -> dict[int, Expected]:
         """Return how long jobs are expected to run whose stated durations are not believed, by job id."""
         stated = (job for job in self.view.jobs.values() if job.state.is_active and job.request.duration_s is not None)
-        found = ((job.job_id, self.knowledge.expected(job, profile_key(job, self.view.node_index))) for job in stated)
+        found = ((job.job_id, self.knowledge.expected(job, self.key_of(job))) for job in stated)
         return {job_id: each for job_id, each in found if each is not None and each.times > 1}
 
 
@@ -158,22 +130,23 @@ def gather(cycle: CycleInput) -> Gathered:
     ready, waiting, to_slurm = _sorted_out(cycle, room)
     jobs = chain(ready, members, map(as_asked, running_alone(view)))
     dry_runs = [intent for intent in cycle.intents if intent.kind == DRY_RUN]
+    oldest_first = sorted(dry_runs, key=lambda intent: intent.begun_s)
     measured, untrue = _measured_in_place(cycle)
     return Gathered(
         view,
         cycle.knowledge,
         cycle.config,
         cycle.intents,
-        room,
-        {job.job_id: known_job(job, cycle) for job in jobs},
-        tuple(job.job_id for job in ready),
-        free_nodes(view, cycle.config, room.places, ready),
-        waiting,
-        to_slurm,
-        tuple(_dry_run(intent, view, now_s) for intent in dry_runs if intent.state == "begun"),
-        {dry_run_key(intent, view).user: intent.begun_s for intent in sorted(dry_runs, key=lambda each: each.begun_s)},
-        measured,
-        untrue,
+        room=room,
+        known={job.job_id: known_job(job, cycle) for job in jobs},
+        ready=tuple(job.job_id for job in ready),
+        nodes=free_nodes(view, cycle.config, room.places, ready),
+        waiting=waiting,
+        to_slurm=to_slurm,
+        dry_runs=tuple(_dry_run(intent, view, now_s) for intent in dry_runs if intent.state == "begun"),
+        last_dry_run_s={dry_run_key(intent, view).user: intent.begun_s for intent in oldest_first},
+        measured=measured,
+        untrue=untrue,
     )
 
 
@@ -248,9 +221,16 @@ def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
     # A member keeps its promised speed, whatever the site promises to others now.
     promised = 0.0 if job.membership is None else job.membership.min_speed
     profile = knowledge.profile_of(key)
-    return KnownJob.of(job, key, profile)._replace(
+    measured = None if profile is None or profile.is_estimate else profile
+    return KnownJob(
+        job,
+        key,
+        profile,
         alone=alone_reason(job, cycle.view, knowledge, cycle.config),
         failed=knowledge.failed(key),
+        too_little="" if measured is None else says_little(measured.stage_s, measured.iteration_s),
+        domain=domain_of(job),
+        arguments_unknown=why_arguments_are_unknown(job),
         sensitivity=knowledge.traits.sensitivity(key, mem_gib_per_gpu),
         derived=derived_for(job, profile, cycle.view.node_index),
         expected=knowledge.expected(job, key),

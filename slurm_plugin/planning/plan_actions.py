@@ -49,20 +49,14 @@ class PilotShare:
     mem_mib: int  # Memory; 0 where the job has not asked for any
 
 
-def node_room(free: Iterable[FreeNode], config: Config, nodes: Sequence[Node]) -> "NodeRoom":
-    """Return the room on nodes of which a plan knows what is free."""
-    grouping = config.grouping
-    return NodeRoom(free, nodes, config.tuning.joinable_share, grouping.max_group_size)
-
-
 class NodeRoom:
-    """The free CPUs and memory of each node, less those of jobs that start in this cycle."""
+    """The CPUs and memory of nodes of which a plan knows what is free, less those of jobs that start in this cycle."""
 
-    def __init__(self, free: Iterable[FreeNode], nodes: Iterable[Node], share: float, scripts: int) -> None:
+    def __init__(self, free: Iterable[FreeNode], nodes: Iterable[Node], config: Config) -> None:
         self._left = {node.name: _Left(int(node.free_cpus), round(node.free_mem_gib * MIB_PER_GIB)) for node in free}
         self._nodes = {node.name: node for node in nodes if node.name in self._left}
-        self._share = share
-        self._scripts = scripts
+        self._share = config.tuning.joinable_share
+        self._scripts = config.grouping.max_group_size
 
     def take_group(self, group: StartGroup, *, counts_mem: bool) -> str:
         """Take a group's CPUs and memory; return why its pilot and members' scripts find no room there, or ""."""
@@ -167,7 +161,7 @@ def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tup
     """Return the starts, joins and releases that limits leave room for, and why other jobs of the plan wait."""
     request, cycle, room = preparation.request, preparation.cycle, preparation.cycle.room
     with_pilots = jobs_with_pilots(request.jobs, policy, cycle.view, cycle.config)
-    nodes = node_room(request.nodes, cycle.config, cycle.view.snapshot.nodes)
+    nodes = NodeRoom(request.nodes, cycle.view.snapshot.nodes, cycle.config)
     starts, crowded = actions_of(settled, cycle, nodes, with_pilots)
     # A site's own policy may not know the laws of sharing.
     unlawful = {job_id: law.why for law in broken_laws(request, settled.plan) for job_id in law.job_ids}

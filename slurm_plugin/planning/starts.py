@@ -96,7 +96,11 @@ def release_solo(solo: Solo, plan: Plan, cycle: Gathered) -> ReleaseSolo:
     threads = max((node.threads_per_core for node in _nodes(planned, cycle.view.node_index)), default=1)
     share = share_of(known.job, planned, cycle.config.allocation, measured=measured, threads_per_core=threads)
     reasons = sentences(solo.reasons)
-    return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
+    if share is not None:
+        asked = share.original
+        text = given_text(asked.cpu_count, share.cpu_count, asked.mem_per_node_mib, share.mem_per_node_mib)
+        reasons = (*reasons, f"it gets {text}")
+    return ReleaseSolo(solo.job_id, reasons, share)
 
 
 def start_group(group: Group, plan: Plan, cycle: Gathered) -> StartGroup:
@@ -260,14 +264,6 @@ def group_mem_mib(jobs: Sequence[Job], shares: Sequence[Sequence[CpuMemShare]], 
         return asked_mib
     planned_gib = sum(min(share.mem_gib for share in planned) for planned in shares)
     return max(asked_mib, math.floor(planned_gib * MIB_PER_GIB + _SLACK))
-
-
-def share_text(share: GivenShare) -> str:
-    """Describe a job's share for people."""
-    original = share.original
-    return "it gets " + given_text(
-        original.cpu_count, share.cpu_count, original.mem_per_node_mib, share.mem_per_node_mib
-    )
 
 
 def given_text(asked_cpus: int, cpus: int, asked_mem_mib: int, mem_mib: int) -> str:

@@ -8,10 +8,9 @@ from fake_slurm import make_job
 
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.slurm_plugin.planning.cycle_input import Knowledge, KnownPythons, MeasuredPython
-from muri.slurm_plugin.planning.gathered import KnownJob
+from muri.slurm_plugin.planning.gathered import known_job
 from muri.slurm_plugin.planning.starts import Isolation, isolations
-from muri.slurm_plugin.records.cluster import NodeIndex
-from muri.slurm_plugin.records.roles import ManagedJob, profile_key, read_job
+from muri.slurm_plugin.records.roles import ManagedJob, read_job
 
 HERE, THERE = "a" * 16, "b" * 16
 PROFILE = StageProfile(ProfileKey("m", 8, 1, "gpu"), 0.1, 0.1, 0.7, 0.1, iteration_s=1.0, iterations=20)
@@ -23,18 +22,20 @@ UNKNOWN = Isolation("process", "its Python or its environment is not known")
 
 def job(number: int, environment: str = HERE, **changes: int) -> ManagedJob:
     facts = f" muri-facts:1.{environment}.{'c' * 16}..YQA" if environment else ""
-    return replace(read_job(make_job(number, admin_comment=f"muri:model=m{facts}")), **changes)
+    return replace(read_job(make_job(number, admin_comment=f"muri:model=m{number}{facts}")), **changes)
 
 
 def planned(
     jobs: list[ManagedJob], dangers: list[tuple[str, ...] | None], mode: str = "interleave", isolation: str = "auto"
 ) -> list[Isolation]:
-    config = cycle_of([], [], grouping={"isolation": isolation}).config
-    profiles = [replace(PROFILE, detail=ProfileDetail(dangers=each)) for each in dangers]
-    index = NodeIndex(())
-    pairs = zip(jobs, profiles, strict=True)
-    known = [KnownJob.of(job, profile_key(job, index), profile) for job, profile in pairs]
-    return isolations(known, mode, Knowledge({}, pythons=PYTHONS), config)
+    cycle = cycle_of([], [], grouping={"isolation": isolation})
+    keys = [cycle.key_of(job) for job in jobs]
+    known = {
+        key: replace(PROFILE, key=key, detail=ProfileDetail(dangers=each))
+        for key, each in zip(keys, dangers, strict=True)
+    }
+    cycle = replace(cycle, knowledge=Knowledge(known, pythons=PYTHONS))
+    return isolations([known_job(job, cycle) for job in jobs], mode, cycle.knowledge, cycle.config)
 
 
 def test_threads_are_those_whose_runs_showed_no_danger_where_the_site_has_any() -> None:
