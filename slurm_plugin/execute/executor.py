@@ -440,5 +440,6 @@ class Executor:
         self._note_failure(action.key, action.why, action.at_s)
 
     def _note_failure(self, key: str, why: str, at_s: float) -> None:
-        earlier = facts.current(self._journal.facts(facts.DRY_RUN_FAILED), self._now_s)
-        self._journal.set_fact(facts.DRY_RUN_FAILED, key, facts.after_another(earlier.get(key), why, at_s).fact)
+        earlier = facts.current(self._journal.facts(facts.DRY_RUN_FAILED), self._now_s).get(key)
+        failure = facts.Failure(1 if earlier is None else earlier.count + 1, why, at_s)
+        self._journal.set_fact(facts.DRY_RUN_FAILED, key, failure.fact)

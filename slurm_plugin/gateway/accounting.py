@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final, TypeVar
 
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError, NoSuchJobError
@@ -113,7 +112,8 @@ class LimitsReader:
 
     def _fresh(self) -> SiteLimits:
         settings = config_settings(self._run("scontrol", "show", "config"))
-        partitions = tuple(read_partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition"), settings))
+        shown = self._run("scontrol", "--all", "--oneliner", "show", "partition")
+        partitions = tuple(_each(shown, lambda line: _partition(line, settings)))
         enforced = limits_enforced(settings)
         found = SiteLimits(partitions, enforced, priority_type=settings.get("PriorityType", ""))
         if not enforced:
@@ -121,7 +121,7 @@ class LimitsReader:
         cluster = settings.get("ClusterName", "")
         qos = self._accounting("qos", _QOS_COLUMNS)
         associations = self._accounting("associations", _ASSOCIATION_COLUMNS, f"cluster={cluster}")
-        return replace(found, qos=tuple(read_qos(qos)), associations=tuple(read_associations(associations)))
+        return replace(found, qos=tuple(_each(qos, _qos)), associations=tuple(_each(associations, _association)))
 
     def _accounting(self, kind: str, columns: Sequence[str], *conditions: str) -> str:
         return self._run("sacctmgr", "-nP", "show", kind, *conditions, f"format={','.join(columns)}")
@@ -146,25 +146,8 @@ def limits_enforced(settings: Mapping[str, str]) -> bool:
     return bool(_ENFORCING.intersection(settings.get("AccountingStorageEnforce", "").lower().split(",")))
 
 
-def read_partitions(text: str, settings: Mapping[str, str]) -> Iterator[PartitionLimits]:
-    """Read `scontrol --oneliner show partition`; an unreadable line is logged and left out.
-
-    A partition's own settings override the cluster's, which are those of `config_settings`.
-    """
-    return _each(text, partial(_partition, settings=settings))
-
-
-def read_qos(text: str) -> Iterator[Qos]:
-    """Read `sacctmgr -nP show qos`; an unreadable line is logged and left out."""
-    return _each(text, _qos)
-
-
-def read_associations(text: str) -> Iterator[Association]:
-    """Read `sacctmgr -nP show associations`; an unreadable line is logged and left out."""
-    return _each(text, _association)
-
-
 def _each(text: str, read: Callable[[str], Record]) -> Iterator[Record]:
+    """Read line by line; an unreadable line is logged and left out."""
     for line in filter(str.strip, text.splitlines()):
         try:
             yield read(line)
@@ -175,6 +158,7 @@ def _each(text: str, read: Callable[[str], Record]) -> Iterator[Record]:
 
 
 def _partition(line: str, settings: Mapping[str, str]) -> PartitionLimits:
+    """Read a partition, whose own settings override the cluster's."""
     fields = dict(_FIELD.findall(line))
     if "PartitionName" not in fields:
         raise LimitTextError("it names no partition")

@@ -80,7 +80,6 @@ _ENDED: Final = ("already completing or completed", "job has already finished", 
 _PENDING: Final = ("job is pending execution",)
 _STARTED: Final = ("job is no longer pending execution", "job has already started")
 
-_LEAST_ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 _LONGEST_REASON: Final = 500
 
 #: slurmctld spreads its job directories over this many folders.
@@ -323,11 +322,6 @@ def check_new_job(job: NewJob) -> None:
     }
     if wrong := next((text for text, found in checks.items() if found), ""):
         raise GatewayError(f"job {job.name!r}: {wrong}")
-
-
-def explicit_environment(job: NewJob) -> dict[str, str]:
-    """Return the job's environment; an empty one would make Slurm fill in the caller's."""
-    return dict(job.environment or _LEAST_ENVIRONMENT)
 
 
 def job_environment(state_save_location: str, job_id: int) -> dict[str, str] | None:

@@ -26,7 +26,7 @@ from muri.slurm_plugin.gateway.queue_reader import ArrayRecords, DetailsReader, 
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.squeue import known_fields
 from muri.slurm_plugin.gateway.submit_as import Submissions
-from muri.slurm_plugin.gateway.tables import Held, ReservationsReader, nodes_of_table, read_gpus_in_use
+from muri.slurm_plugin.gateway.tables import Held, ReservationsReader, held_in, nodes_of_table
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Node, Snapshot, Unreadable
 from muri.slurm_plugin.records.limits import GpuRemoval, Place
 
@@ -64,28 +64,23 @@ class CommandGateway:
         self._arrays = ArrayRecords()
         self._cluster = settings.get("ClusterName", "")
         self._state_save_location = settings.get("StateSaveLocation", "")
-        self._slurm_version = settings.get("SLURM_VERSION", "")
-        if _version(self._slurm_version) < _OLDEST:
+        self.slurm_version = settings.get("SLURM_VERSION", "")  # slurmctld's
+        if release_of(self.slurm_version) < _OLDEST:
             raise GatewayUnavailableError(
-                f"Slurm {self._slurm_version or 'of an unknown version'} is too old: Muri needs Slurm 22.05 or newer"
+                f"Slurm {self.slurm_version or 'of an unknown version'} is too old: Muri needs Slurm 22.05 or newer"
             )
-        self._gres_separator = ":" if _version(self._slurm_version) < (22, 11) else "/"
+        self._gres_separator = ":" if release_of(self.slurm_version) < (22, 11) else "/"
 
     @property
     def slurm_calls(self) -> Calls:
         """How often Slurm was asked, by kind."""
         return self._commands.calls
 
-    @property
-    def slurm_version(self) -> str:
-        """Return slurmctld's version."""
-        return self._slurm_version
-
     @cached_property
     def _queue(self) -> QueueReader:
         """The reader of the queue, which `muri drain` does not need."""
         listed = ""
-        if _version(self._slurm_version) >= _LISTS_FIELDS:
+        if release_of(self.slurm_version) >= _LISTS_FIELDS:
             listed = self._commands.run("list squeue's fields", ["squeue", "--helpFormat"])
         return QueueReader(self._commands, known_fields(listed), DetailsReader(self.show_job))
 
@@ -110,14 +105,13 @@ class CommandGateway:
 
     def _read(self, reader: QueueReader) -> Snapshot:
         taken_s = time.time()
-        queue = reader.read(taken_s, self._limits.partitions)
-        return self._snapshot_of(queue.jobs, queue.unreadable, taken_s)
+        return self._snapshot_of(*reader.read(taken_s, self._limits.partitions), taken_s)
 
     def _snapshot_of(self, jobs: Iterable[Job], unreadable: Iterable[Unreadable], taken_s: float) -> Snapshot:
         """Return the queue, and remember which record of an array each job's id means."""
         jobs = tuple(sorted(jobs, key=lambda job: job.job_id))
         self._arrays.learn(jobs)
-        return Snapshot(taken_s, self._cluster, self._slurm_version, jobs, (), unreadable=tuple(unreadable))
+        return Snapshot(taken_s, self._cluster, self.slurm_version, jobs, (), unreadable=tuple(unreadable))
 
     def tagged(self) -> Snapshot:
         """Read only the ids, owners, states and tags of Muri's jobs, which works where the queue cannot be read."""
@@ -216,14 +210,16 @@ class CommandGateway:
 
     def gpus_in_use(self) -> tuple[Held, ...]:
         """Return the GPUs of running jobs: a folded host list and Slurm's indices on each of its nodes."""
-        return read_gpus_in_use(self._commands)
+        show = ["scontrol", "--all", "--details", "--oneliner", "show", "job"]
+        return tuple(held_in(self._commands.run("read which GPUs are in use", show)))
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
         return job_environment(self._state_save_location, self._arrays.files_of(job_id))
 
 
-def _version(text: str) -> tuple[int, ...]:
+def release_of(text: str) -> tuple[int, ...]:
+    """Return a version's release, (25, 11) of "25.11.2"; () for an unknown one."""
     return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 

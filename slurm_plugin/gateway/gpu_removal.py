@@ -146,11 +146,7 @@ class _Probe:
         self._clock = clock
 
     def tried(self, form: str) -> TriedForm:
-        """Try one form of request.
-
-        Raises:
-            SlurmUnreachableError: slurmctld does not answer.
-        """
+        """Try one form of request; only a slurmctld that does not answer is an error."""
         gpu_type = self._place.gpu_type
         asked = form if form != PER_GPU else PER_NODE if gpu_type == "gpu" else TYPED
         option = asked.replace("TYPE", gpu_type).removesuffix("N") + "1"
@@ -190,12 +186,7 @@ class _Probe:
         return cancelled_afterwards(self._commands, job_id)
 
     def _outcome(self, job_id: int, way: str) -> str:
-        """Return why a way does not work, "" where it does.
-
-        Raises:
-            GatewayError: Slurm refused the change.
-            _NotToldError: Slurm did not show it.
-        """
+        """Return why a way does not work, "" where it does; raise where Slurm refuses or does not tell."""
         before = self._counted(job_id)
         # A member's memory is always named: a site's default for each GPU would be nothing, or a whole node's.
         update = ["scontrol", "update", f"JobId={job_id}", f"MinMemoryNode={_MEM_MIB}"]
@@ -218,11 +209,7 @@ class _Probe:
         return fields.get("ReqTRES", "") or fields.get("TRES", "")
 
     def _given(self, job_id: int) -> str:
-        """Return the GRES of the job once it runs.
-
-        Raises:
-            _NotToldError: It did not start in time.
-        """
+        """Return the GRES of the job once it runs."""
         deadline_s = self._clock() + _START_TIMEOUT_S
         while self._clock() < deadline_s:
             fields = self._shown(job_id)

@@ -24,12 +24,11 @@ from muri.slurm_plugin.gateway.base import (
     passing_over,
     slurm_error,
 )
-from muri.slurm_plugin.gateway.commands import CommandGateway
+from muri.slurm_plugin.gateway.commands import CommandGateway, release_of
 from muri.slurm_plugin.gateway.pyslurm_records import Libslurm, change_fields, has_request, job_record
-from muri.slurm_plugin.gateway.queue_reader import DetailsReader, untold
+from muri.slurm_plugin.gateway.queue_reader import DetailsReader
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.tables import nodes_of_table
-from muri.slurm_plugin.gateway.text_fields import read_each
 from muri.slurm_plugin.records.cluster import JobChange, JobState, Node, Snapshot
 
 log = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ class PyslurmGateway(CommandGateway):
         self._libslurm = Libslurm()
         check_library(str(self._pyslurm.__version__), self._libslurm.release())
         super().__init__(commands)
-        check_controller(self._slurm_version, self._libslurm.release())
+        check_controller(self.slurm_version, self._libslurm.release())
         self._details = DetailsReader(self.show_job)
         self._partitions: dict[str, tuple[str, ...]] = {}
 
@@ -103,15 +102,14 @@ class PyslurmGateway(CommandGateway):
                 log.info("pyslurm cannot decode the queue; it is read through Slurm's commands")
                 return super().queue()
         tagged = sorted(int(job.id) for job in loaded if has_request(job))
-        details = self._details.read(dict.fromkeys(tagged))
-        unknown = untold(tagged, details)
-        left_out = {each.job_id for each in unknown}
-        readable = [job for job in loaded if int(job.id) not in left_out] if left_out else loaded
         defaults = self._limits.partitions
-        jobs, unreadable = read_each(
-            readable, lambda job: job_record(job, taken_s, details.get(int(job.id)), defaults), lambda job: int(job.id)
+        jobs, unreadable = self._details.jobs_of(
+            loaded,
+            dict.fromkeys(tagged),
+            lambda job, details: job_record(job, taken_s, details, defaults),
+            lambda job: int(job.id),
         )
-        return self._snapshot_of(jobs, [*unknown, *unreadable], taken_s)
+        return self._snapshot_of(jobs, unreadable, taken_s)
 
     def _reservation_table(self) -> str:
         self.slurm_calls[RESERVATIONS] += 1
@@ -224,13 +222,9 @@ def check_controller(slurmctld_version: str, library: str) -> None:
     Raises:
         GatewayUnavailableError: It is newer.
     """
-    if library and _order(slurmctld_version) < _order(library):
+    if library and release_of(slurmctld_version) < release_of(library):
         raise GatewayUnavailableError(
             f"libslurm is of Slurm {library}, newer than slurmctld {slurmctld_version}, and Slurm serves clients of "
             "its own or an older release only. Install the client packages of slurmctld's release, or set "
             "`gateway: command` in muri.yaml and give it commands of that release"
         )
-
-
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release(version).split(".") if part.isdigit())

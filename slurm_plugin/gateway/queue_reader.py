@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import (
@@ -27,7 +27,7 @@ from muri.slurm_plugin.gateway.base import (
 )
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded
 from muri.slurm_plugin.gateway.squeue import FieldReader, job_of, known_fields
-from muri.slurm_plugin.gateway.text_fields import JobDetails, details_of, read_each
+from muri.slurm_plugin.gateway.text_fields import JobDetails, details_of
 from muri.slurm_plugin.records.cluster import Job, Snapshot, Unreadable
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
 from muri.slurm_plugin.records.limits import PartitionLimits
@@ -83,9 +83,35 @@ Show = Callable[[int], bytes | bytearray]
 """Returns Slurm's text of one job, or of all for 0."""
 
 
-def untold(wanted: Iterable[int], told: Mapping[int, JobDetails]) -> list[Unreadable]:
-    """Return the jobs that have to wait because their details are unknown."""
-    return [Unreadable(job_id, "Slurm did not tell all it asks for") for job_id in wanted if job_id not in told]
+Jobs = tuple[list[Job], list[Unreadable]]
+"""Jobs, and those whose records cannot be read."""
+
+_BROKEN_RECORD: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of reading a record of an unexpected form."""
+
+
+def read_each(
+    records: Iterable[Any],
+    read: Callable[[Any, JobDetails | None], Job],
+    job_id: Callable[[Any], int],
+    details: Mapping[int, JobDetails] = MappingProxyType({}),
+) -> Jobs:
+    """Read Slurm's records of jobs one by one, so that a broken one costs only itself.
+
+    Args:
+        records: Slurm's records.
+        read: Makes a job of a record and its details.
+        job_id: Returns the job's id, even of a broken record.
+        details: Those that are known, by job id.
+    """
+    found: list[Job] = []
+    unreadable: list[Unreadable] = []
+    for record in records:
+        try:
+            found.append(read(record, details.get(job_id(record))))
+        except _BROKEN_RECORD as error:
+            unreadable.append(Unreadable(job_id(record), f"its record cannot be read: {error!r}"))
+    return found, unreadable
 
 
 def wants_details(admin_comment: str, state: str) -> bool:
@@ -120,6 +146,20 @@ class DetailsReader:
         for job_id, text in self._texts(new):
             self._kept[job_id] = wanted[job_id], details_of(text)
         return {job_id: details for job_id, (_, details) in self._kept.items()}
+
+    def jobs_of(
+        self,
+        records: Sequence[Any],
+        wanted: Mapping[int, object],
+        read: Callable[[Any, JobDetails | None], Job],
+        job_id: Callable[[Any], int],
+    ) -> Jobs:
+        """Read records with their details; a job whose details are `wanted`, as in `read`, and unknown has to wait."""
+        details = self.read(wanted)
+        untold = dict.fromkeys(each for each in wanted if each not in details)
+        readable = [record for record in records if job_id(record) not in untold] if untold else records
+        jobs, unreadable = read_each(readable, read, job_id, details)
+        return jobs, [*(Unreadable(each, "Slurm did not tell all it asks for") for each in untold), *unreadable]
 
     def _texts(self, job_ids: Collection[int]) -> Iterator[tuple[int, str]]:
         alone = list(job_ids)
@@ -166,18 +206,8 @@ class DetailsReader:
             return ""
 
 
-class Queue(NamedTuple):
-    """Jobs, and those whose records cannot be read."""
-
-    jobs: list[Job]
-    unreadable: list[Unreadable]
-
-
-class _Rows(NamedTuple):
-    """Records as squeue prints them, and jobs that it cannot print."""
-
-    rows: list[Row]
-    unreadable: list[Unreadable]
+_Rows = tuple[list[Row], list[Unreadable]]
+"""Records as squeue prints them, and jobs that it cannot print."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +219,7 @@ class QueueReader:
     details: DetailsReader  # Of jobs with Muri's tag
     job_id: int = 0  # The one job to read, 0 for all
 
-    def read(self, taken_s: float, partitions: Mapping[str, PartitionLimits] = MappingProxyType({})) -> Queue:
+    def read(self, taken_s: float, partitions: Mapping[str, PartitionLimits] = MappingProxyType({})) -> Jobs:
         """Return the jobs, and those that cannot be read.
 
         One RPC; more of them only where squeue's output is too long, and for tagged jobs that are new.
@@ -202,52 +232,47 @@ class QueueReader:
             SlurmUnreachableError: slurmctld does not answer.
             GatewayError: squeue fails for every job.
         """
-        found = self._all()
+        rows, unprintable = self._all()
         wanted = {
             int(row["JobID"]): tuple(row[name] for name in _DETAILS_BELONG_TO)
-            for row in found.rows
+            for row in rows
             if wants_details(row["admin_comment"], row["State"]) and _id(row) > 0
         }
-        details = self.details.read(wanted)
-        unknown = untold(wanted, details)
-        left_out = {each.job_id for each in unknown}
 
-        def job(row: Row) -> Job:
-            partition = text_fields.first_partition(row["Partition"])
-            return job_of(row, details.get(_id(row)), taken_s, partitions.get(partition))
+        def job(row: Row, details: JobDetails | None) -> Job:
+            return job_of(row, details, taken_s, partitions.get(text_fields.first_partition(row["Partition"])))
 
-        rows = [row for row in found.rows if _id(row) not in left_out] if left_out else found.rows
-        jobs, unreadable = read_each(rows, job, _id)
-        return Queue(jobs, [*found.unreadable, *unknown, *unreadable])
+        jobs, unreadable = self.details.jobs_of(rows, wanted, job, _id)
+        return jobs, unprintable + unreadable
 
     def _all(self) -> _Rows:
         try:
-            return _Rows(_rows(self.commands, self.names, [self.job_id] if self.job_id else []), [])
+            return _rows(self.commands, self.names, [self.job_id] if self.job_id else []), []
         except NoSuchJobError:
-            return _Rows([], [])
+            return [], []
         except (TooLongAnswerError, CommandTimeoutError) as error:
             log.warning("the queue cannot be read as a whole, so jobs are read in halves: %s", error)
             words = self.commands.run("read the jobs' ids", [*ASK, "--Format=JobID:12"]).split()
             job_ids = sorted({int(word) for word in words if word.isdecimal()})
             found = self._halves(job_ids, time.monotonic() + _PARTS_WITHIN_S)
-            if not found.rows:  # no job's text is to blame
+            if not found[0]:  # no job's text is to blame
                 raise
             return found
 
     def _halves(self, job_ids: Sequence[int], end_s: float) -> _Rows:
         """Read some jobs; where that fails, each half of them by itself."""
         if not job_ids:
-            return _Rows([], [])
+            return [], []
         if time.monotonic() > end_s:
             raise SlurmUnreachableError(f"cannot read the jobs: reading them in parts took over {_PARTS_WITHIN_S:g} s")
         try:
-            return _Rows(_rows(self.commands, self.names, job_ids), [])
+            return _rows(self.commands, self.names, job_ids), []
         except (TooLongAnswerError, CommandTimeoutError) as error:
             if len(job_ids) == 1:
-                return _Rows([], [Unreadable(job_ids[0], str(error))])
+                return [], [Unreadable(job_ids[0], str(error))]
         middle = len(job_ids) // 2
         first, second = (self._halves(part, end_s) for part in (job_ids[:middle], job_ids[middle:]))
-        return _Rows(first.rows + second.rows, first.unreadable + second.unreadable)
+        return first[0] + second[0], first[1] + second[1]
 
 
 def read_job(commands: SlurmCommands, job_id: int) -> Job | None:
@@ -260,7 +285,7 @@ def read_job(commands: SlurmCommands, job_id: int) -> Job | None:
         rows = _rows(commands, known_fields(""), [job_id])
     except NoSuchJobError:
         return None
-    jobs, unreadable = read_each(rows, lambda row: job_of(row, None, time.time()), _id)
+    jobs, unreadable = read_each(rows, lambda row, _: job_of(row, None, time.time()), _id)
     if unreadable:
         raise GatewayError(f"cannot read job {job_id}: {unreadable[0].why}")
     return next((job for job in jobs if job.job_id == job_id), None)

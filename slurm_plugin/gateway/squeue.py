@@ -18,7 +18,7 @@ from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.gateway.slurm_commands import decoded
 from muri.slurm_plugin.gateway.text_fields import NO_DETAILS, JobDetails, Request, said, special_options
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.limits import MIB_OF_UNIT, PartitionLimits
+from muri.slurm_plugin.records.limits import MIB_OF_UNIT, LimitTextError, PartitionLimits, parse_duration_s
 
 _FIELDS: Final = (
     "JobID", "UserID", "UserName", "GroupID", "Account", "Partition", "QOS", "Name", "State", "Reason", "PriorityLong",
@@ -141,8 +141,6 @@ _TEXTS: Final[Mapping[str, str]] = {
 _FREE_TEXTS: Final[Mapping[str, str]] = {
     "name": "Name", "command": "Command", "work_dir": "WorkDir", "comment": "Comment",
 }  # fmt: skip
-
-_TIME: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d\d)")
 
 #: Slurm's NO_VAL and INFINITE of 16, 32 and 64 bits, which some releases print as plain numbers.
 _NOT_A_VALUE: Final = frozenset(
@@ -301,11 +299,10 @@ def _is_per_cpu(mem_mib: int, total_mib: float, cpu_count: int, node_count: int,
 @lru_cache(maxsize=4096)
 def _time_limit_s(text: str) -> int:
     """Read a time limit such as "1-00:00:00" or "5:00"; 0 where there is none."""
-    match = _TIME.fullmatch(text)
-    if match is None:
+    try:
+        return text_fields.bounded(parse_duration_s(text) or 0)
+    except LimitTextError:
         return 0
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return text_fields.bounded(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _exit_code(text: str) -> int:

@@ -22,7 +22,6 @@ from muri.slurm_plugin.gateway.base import (
     NoSuchJobError,
     SubmissionTimeoutError,
     check_new_job,
-    explicit_environment,
     first_line,
     job_ended,
     job_started,
@@ -50,6 +49,9 @@ _MOST_OUTPUT: Final = 64 * 1024
 _CHILD_ENDS_WITHIN_S: Final = 20.0
 _KILLED_WITHIN_S: Final = 5.0
 _NONE_FOR_S: Final = 300.0
+
+_LEAST_ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+"""Of a job without any: Slurm would fill in the caller's."""
 
 _HELD_BY_USER: Final = "JobHeldUser"
 """The reason of a job submitted with --hold. No user can turn the reason of an administrator's hold into it."""
@@ -178,7 +180,7 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
     """Run sbatch as the user and return the id that it prints, which may be a lie."""
     action = f"submit job {job.name!r}"
     arguments = [*become(job.uid, job.gid, os.geteuid(), action), *sbatch_arguments(job, mark)]
-    variables = "".join(f"{name}={value}\0" for name, value in explicit_environment(job).items())
+    variables = "".join(f"{name}={value}\0" for name, value in (job.environment or _LEAST_ENVIRONMENT).items())
     commands.calls[SUBMISSION] += 1
     # Files in memory give sbatch its input, so nothing waits for it to read.
     with (
@@ -199,14 +201,8 @@ def _check_identity(commands: SlurmCommands, job_id: int, new: NewJob, mark: str
     """Refuse a job that is not the one that was to be submitted.
 
     The mark proves nothing: the user's process has it among its arguments, and can write it into an older job.
-    Releasing that one could lift an administrator's hold.
-
-    Args:
-        commands: Runs commands.
-        job_id: The id that the user's process printed.
-        new: The job that was to be submitted.
-        mark: The mark in its Comment.
-        begun_s: When the user's process was started, by this process's monotonic clock.
+    Releasing that one could lift an administrator's hold. The user's process was started at `begun_s` of this process's
+    monotonic clock.
     """
     # slurmctld's time.
     now = _NOW.match(commands.run(f"look up job {job_id}", ["scontrol", "show", "config"]))
@@ -268,14 +264,7 @@ class _ChildTimeoutError(_ChildError):
 
 @contextmanager
 def _asked_as_root(commands: SlurmCommands, action: str, *question: str) -> Iterator[None]:
-    """Where a user's process fails, ask slurmctld as root first by scontrol: the user may have written the reason.
-
-    Raises:
-        SlurmUnreachableError: slurmctld does not answer.
-        NoSuchJobError: The job that it is asked for is gone.
-        SubmissionTimeoutError: The process did not end in time.
-        GatewayError: It failed.
-    """
+    """Where a user's process fails, ask slurmctld as root first by scontrol: the user may have written the reason."""
     try:
         yield
     except _ChildError as error:

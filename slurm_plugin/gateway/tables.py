@@ -145,16 +145,6 @@ def indices_in(gres_used: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def read_gpus_in_use(commands: SlurmCommands) -> tuple[Held, ...]:
-    """Return the GPUs of running jobs.
-
-    Raises:
-        GatewayError: Slurm cannot be asked.
-    """
-    show = ["scontrol", "--all", "--details", "--oneliner", "show", "job"]
-    return tuple(held_in(commands.run("read which GPUs are in use", show)))
-
-
 def held_in(text: str) -> Iterator[Held]:
     """Read the output of `scontrol --details --oneliner show job`."""
     for line in text.split("\n"):

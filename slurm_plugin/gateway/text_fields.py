@@ -6,14 +6,14 @@ Both gateways bring a job's record into one form, `Request`, so that they agree 
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from muri.clock import GIB, KIB, MIB, whole_minutes
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState, Unreadable
+from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
 from muri.slurm_plugin.records.limits import MIB_OF_UNIT, WAYS
 
 #: When a requeued job may start again. Up to 24.11 at least, a node takes a run that begins in the second of the
@@ -102,17 +102,13 @@ def counted_tres(text: str) -> Mapping[str, float]:
     }
 
 
-def gres_counts(text: str) -> dict[str, int]:
+@lru_cache(maxsize=4096)
+def gres_counts(text: str) -> Mapping[str, int]:
     """Count per GRES, keyed "gpu" or "gpu:a100", of any of Slurm's notations.
 
     Requests ("gres/gpu:a100:2", in Slurm 22.05 "gres:gpu:2", per task "gres/gpu=1"), a node's configuration
     and its use ("gpu:2(S:0-1)", "gpu:a100:1(IDX:0)") differ in their dressing only. Without a number it is one.
     """
-    return dict(_gres_counts(text))
-
-
-@lru_cache(maxsize=4096)
-def _gres_counts(text: str) -> Mapping[str, int]:
     counts: dict[str, int] = {}
     for item in re.sub(r"\([^()]*\)", "", text or "").split(","):
         match = _GRES.match(item.strip())
@@ -215,32 +211,6 @@ def license_text(text: str) -> str:
 def first_partition(text: str | None) -> str:
     """Return the first of the partitions that a job asked for."""
     return (text or "").split(",")[0]
-
-
-_BROKEN_RECORD: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors of reading a record of an unexpected form."""
-
-Record = TypeVar("Record")
-
-
-def read_each(
-    records: Iterable[Any], read: Callable[[Any], Record], job_id: Callable[[Any], int]
-) -> tuple[list[Record], list[Unreadable]]:
-    """Read Slurm's records of jobs one by one, so that a broken one costs only itself.
-
-    Args:
-        records: Slurm's records.
-        read: Makes one of Muri's records.
-        job_id: Returns the job's id, even of a broken record.
-    """
-    found: list[Record] = []
-    unreadable: list[Unreadable] = []
-    for record in records:
-        try:
-            found.append(read(record))
-        except _BROKEN_RECORD as error:
-            unreadable.append(Unreadable(job_id(record), f"its record cannot be read: {error!r}"))
-    return found, unreadable
 
 
 class Field(NamedTuple):

@@ -269,7 +269,7 @@ def sweep_cpus(job: Job, config: Config, index: NodeIndex) -> int | None:
     """
     if job.gpu_count != 1 or config.allocation.cpus == "off":
         return None
-    nodes = index.in_partition(config.profiling.partition or job.partition)
+    nodes = index.by_partition.get(config.profiling.partition or job.partition, ())
     shares = [min(node.cpu_count, SHARES * node.cpu_count // node.gpu_count) for node in nodes if node.gpu_count]
     greatest = max(job.cpu_count, min(shares, default=0))
     return greatest if greatest > 1 else None

@@ -13,7 +13,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
-from muri.slurm_plugin.records.comment_tags import MemoryRetry, encode_words, with_mode
+from muri.slurm_plugin.records.comment_tags import MemoryRetry, encode_words
 from muri.slurm_plugin.records.roles import ManagedJob, View, without_gate
 
 # Variables of the submission that describe the old job, or would mark the new one for Muri.
@@ -90,7 +90,7 @@ def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping
         time_limit_s=action.time_limit_s,
         required_nodes=action.node,
         reservation=action.reservation,
-        admin_comment=with_mode(tag, action.mode),
+        admin_comment=tags.with_token(tag, tags.MODE_PREFIX, "plain") if action.mode == "plain" else tag,
     )
 
 
@@ -196,7 +196,7 @@ def placed(job: ManagedJob, place: tags.Place) -> JobChange:
         back,
         nice=place.nice if place.nice != job.nice else None,
         dependency=place.dependency or back.dependency,
-        admin_comment=tags.with_token(job.admin_comment, tags.PLACE_PREFIX, tags.format_place(place)),
+        admin_comment=tags.with_token(job.admin_comment, tags.PLACE_PREFIX, tags.format_record(place)),
     )
 
 
@@ -283,7 +283,7 @@ def changed_pilot(pilot: ManagedJob, change: JobChange) -> ManagedJob:
 def given_comment(job: Job, share: GivenShare, now_s: float) -> str:
     """Return a job's AdminComment with its own request."""
     given = tags.Given(int(now_s), share.original)
-    return tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given))
+    return tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_record(given))
 
 
 def given_change(job: Job, share: GivenShare) -> JobChange:

@@ -10,13 +10,14 @@ from types import UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from muri.errors import UsageError
-from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, NOT_TRIED, GpuRemoval, SiteLimits, will_start_by_itself
+from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, NOT_TRIED, GpuRemoval, SiteLimits
 from muri.text import json_of
 
 SPECIAL_EXIT: Final = "SpecialExit"
 """Reason of a job that a site's RequeueExitHold, or `scontrol requeuehold state=SpecialExit`, has set aside."""
 
 _SET_ASIDE: Final = frozenset({SPECIAL_EXIT, "JobHoldMaxRequeue"})
+_COMPETES: Final = frozenset({"", "None", "Priority", "Resources"})
 
 #: Raised whenever a file of the old form could no longer be read.
 SCHEMA_VERSION = 1
@@ -130,8 +131,8 @@ class Job:
 
     @property
     def waits_for_resources(self) -> bool:
-        """Whether it starts as soon as it has resources, by Slurm's reason for its waiting."""
-        return will_start_by_itself(self.reason)
+        """Whether it starts as soon as it has resources, by Slurm's reason; if not, free GPUs do not help."""
+        return self.reason.strip() in _COMPETES
 
     @property
     def unknown_task(self) -> bool:
@@ -228,10 +229,6 @@ class NodeIndex:
             for partition in node.partitions:
                 found.setdefault(partition, []).append(node)
         return {partition: tuple(nodes) for partition, nodes in found.items()}
-
-    def in_partition(self, partition: str) -> tuple[Node, ...]:
-        """Return the nodes of a partition, none for an unknown one."""
-        return self.by_partition.get(partition, ())
 
     @cached_property
     def gpu_types(self) -> Mapping[str, str]:

@@ -156,6 +156,11 @@ def with_token(comment: str, prefix: str, value: str | None) -> str:
     return " ".join(kept if value is None else [*kept, prefix + value])
 
 
+def format_record(record: Given | Place) -> str:
+    """Write a record as a tag's text."""
+    return format_json(asdict(record))
+
+
 def format_json(value: Any) -> str:
     """Write JSON without any space, so that it stays one word."""
     # Escaping every space inside strings keeps the word in one piece.
@@ -206,19 +211,9 @@ def parse_state(admin_comment: str) -> MemberState | None:
     return state if state is not None and 0 <= state.min_speed < 1 else None
 
 
-def format_given(given: Given) -> str:
-    """Write a `Given` as a tag's text."""
-    return format_json(asdict(given))
-
-
 def parse_given(admin_comment: str) -> Given | None:
     """Read a job's original request; None when it has its own CPUs and memory or the tag is damaged."""
     return _parsed(admin_comment, GIVEN_PREFIX, Given)
-
-
-def format_place(place: Place) -> str:
-    """Write a `Place` as a tag's text."""
-    return format_json(asdict(place))
 
 
 def parse_place(admin_comment: str) -> Place | None:
@@ -272,11 +267,6 @@ def parse_pilot(admin_comment: str) -> PilotTag | None:
 def mode_of(admin_comment: str) -> Mode:
     """Return how the members of a pilot with that AdminComment share."""
     return "plain" if token(admin_comment, MODE_PREFIX) == "plain" else "interleave"
-
-
-def with_mode(admin_comment: str, mode: Mode) -> str:
-    """Return a new pilot job's AdminComment with the way in which its members share."""
-    return with_token(admin_comment, MODE_PREFIX, "plain") if mode == "plain" else admin_comment
 
 
 class MemoryRetry(StrEnum):

@@ -251,11 +251,7 @@ class Journal:
         self._change("UPDATE intents SET state=? WHERE token=?", state, token)
 
     def _change(self, statement: str, value: object, token: str) -> None:
-        """Change an intent.
-
-        Raises:
-            CorruptJournalError: It is not found, as by a damaged index: it would stay as it is for ever.
-        """
+        """Change an intent; one that is not found, as by a damaged index, would stay as it is for ever."""
         with self._transaction():
             found = self._connection.execute(statement, (value, token)).rowcount
         if not found:
@@ -347,8 +343,3 @@ def current(facts: Mapping[str, Any], now_s: float) -> dict[str, Failure]:
     """Return the readable failures that have not expired, by the profile key's text."""
     found = {key: read_failure(fact, now_s) for key, fact in facts.items()}
     return {key: each for key, each in found.items() if each is not None and not each.expired(now_s)}
-
-
-def after_another(earlier: Failure | None, why: str, now_s: float) -> Failure:
-    """Return the record after one more failure; `earlier` has not expired."""
-    return Failure(1 if earlier is None else earlier.count + 1, why, now_s)

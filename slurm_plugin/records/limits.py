@@ -176,8 +176,6 @@ _LIMIT_REASON: Final = re.compile(
 )
 """Reasons of Slurm 22.05 and 26.05 that name a limit of an association, a QOS or a partition."""
 
-_COMPETES: Final = frozenset({"", "None", "Priority", "Resources"})
-
 _LIMIT_REFUSALS: Final = (
     "accounting/qos policy",
     "requested time limit is invalid",
@@ -190,15 +188,6 @@ _LIMIT_REFUSALS: Final = (
 def is_limit_reason(reason: str) -> bool:
     """Whether Slurm's reason for waiting, such as "QOSMaxGRESPerUser", names a limit."""
     return _LIMIT_REASON.fullmatch(re.split(r"[,( ]", reason.strip(), maxsplit=1)[0]) is not None
-
-
-def will_start_by_itself(reason: str) -> bool:
-    """Whether a job with this reason for waiting starts as soon as it has resources.
-
-    Slurm will give it the GPUs that it waits for. With any other reason (BadConstraints, ReqNodeNotAvail, Reservation,
-    Dependency, BeginTime, Licenses, JobHeldUser, limits, …) free GPUs do not help it.
-    """
-    return reason.strip() in _COMPETES
 
 
 def is_limit_refusal(text: str) -> bool:

@@ -52,11 +52,6 @@ def with_gate(licenses: str) -> str:
     return ",".join(filter(None, (without_gate(licenses), f"{GATE_LICENSE}:1")))
 
 
-def gate_of(job: Job) -> Gate:
-    """Return the kind of gate that a job was submitted with."""
-    return "licence" if gate_word(job) == tags.LICENCE_GATE else "hold"
-
-
 def is_behind_licence(job: Job) -> bool:
     """Whether a job asks for Muri's license."""
     return GATE_LICENSE in job.licenses and any(_name(each) == GATE_LICENSE for each in _each(job.licenses))
@@ -259,7 +254,8 @@ def _gate_fields(job: Job) -> dict[str, Any]:
     """Return the fields of `ManagedJob` about its gate."""
     own_hold = is_behind_own_hold(job)
     gated = job.state is JobState.PENDING and (own_hold or is_behind_licence(job))
-    return {"gate": gate_of(job), "gated": gated, "held_by_others": job.held and not own_hold}
+    gate: Gate = "licence" if gate_word(job) == tags.LICENCE_GATE else "hold"
+    return {"gate": gate, "gated": gated, "held_by_others": job.held and not own_hold}
 
 
 def _role_of(job: Job, *, gated: bool, held_by_others: bool) -> Role:

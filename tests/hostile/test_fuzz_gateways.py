@@ -12,10 +12,9 @@ from recorded_slurm import VERSIONS, RecordedCommands
 from muri.slurm_plugin.gateway.base import GatewayError, TooLongAnswerError
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_records import job_record
-from muri.slurm_plugin.gateway.queue_reader import read_tagged_jobs
+from muri.slurm_plugin.gateway.queue_reader import read_each, read_tagged_jobs
 from muri.slurm_plugin.gateway.slurm_commands import LinesWith
 from muri.slurm_plugin.gateway.squeue import FieldReader
-from muri.slurm_plugin.gateway.text_fields import read_each
 from muri.slurm_plugin.records.cluster import Snapshot, dump_snapshot, parse_snapshot
 from muri.slurm_plugin.records.roles import view_of
 
@@ -142,7 +141,7 @@ def test_output_that_is_none_is_refused_with_a_sentence(seed):
 
 @pytest.mark.parametrize("seed", seeds(80))
 def test_records_of_pyslurm_of_any_form_are_read_or_named(seed):
-    jobs, unreadable = read_each([OddRecord(str(seed))], lambda job: job_record(job, 0.0), lambda job: job.id)
+    jobs, unreadable = read_each([OddRecord(str(seed))], lambda job, _: job_record(job, 0.0), lambda job: job.id)
     assert len(jobs) + len(unreadable) == 1
     for job in jobs:
         checked(Snapshot(1.0, "c", "26.05", (job,), ()))

@@ -72,7 +72,7 @@ def test_what_was_begun_is_finished_whatever_the_budget_of_calls(make_controller
 
 def test_repairs_leave_starts_their_half_of_the_calls(make_controller):
     given = tags.Given(int(NOW_S) - 60, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600))
-    comment = f"muri:model=m1,batch-size=8,alone=1 {tags.GIVEN_PREFIX}{tags.format_given(given)}"
+    comment = f"muri:model=m1,batch-size=8,alone=1 {tags.GIVEN_PREFIX}{tags.format_record(given)}"
     half_started = [behind_licence(make_job(number, admin_comment=comment)) for number in range(101, 109)]
     slurm = slurm_with(loners(8) + half_started, [make_node("n1", gpu_count=32, cpu_count=256)])
     with make_controller(slurm, tuning={"cycle_calls": 8}) as controller:

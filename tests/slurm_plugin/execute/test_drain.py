@@ -8,7 +8,17 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, make_job, make_node, one_cycle
+from fake_slurm import (
+    NOW_S,
+    FakeSlurm,
+    Killed,
+    behind_licence,
+    four_jobs,
+    group_at_work,
+    make_job,
+    make_node,
+    one_cycle,
+)
 from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.cli.admin import drain as drain_command
@@ -22,10 +32,7 @@ from muri.slurm_plugin.records.cluster import JobState
 @pytest.fixture
 def at_work(make_controller) -> FakeSlurm:
     """Two members that run in a group on the only GPU."""
-    jobs = [make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100") for n in (1, 2)]
-    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
-    one_cycle(make_controller, slurm)
-    slurm.tick()
+    slurm = group_at_work(make_controller, count=2)
     assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
     assert slurm.jobs[1].gpu_count == 0
     return slurm
@@ -120,8 +127,7 @@ def test_the_watchdog_waits_for_no_controller_that_hangs(monkeypatch, tmp_path, 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("nth", range(1, 10))
 def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, nth):
-    jobs = [make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100") for n in (1, 2)]
-    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
+    slurm = FakeSlurm(four_jobs()[:2], [make_node("n1", gpu_count=1)])
     one_cycle(make_controller, slurm)
     slurm.jobs[3] = make_job(3)
     slurm.jobs[4] = make_job(4, state=JobState.RUNNING, held=False, nodes="n1", admin_comment="")  # the pilot must wait
@@ -178,7 +184,7 @@ def test_a_lease_that_cannot_be_ended_is_told_as_are_the_jobs_that_it_keeps(monk
 
 
 def test_a_job_that_its_user_holds_gets_its_own_request_back_and_stays_held():
-    given = tags.format_given(tags.Given(int(NOW_S) - 10, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
+    given = tags.format_record(tags.Given(int(NOW_S) - 10, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
     job = make_job(1, cpu_count=12, cpus_per_task=12, required_nodes="n1",
                    admin_comment=f"muri:alone=1 {tags.GIVEN_PREFIX}{given}")  # fmt: skip
     held = replace(behind_licence(job), held=True, reason="JobHeldUser", priority=0)

@@ -72,9 +72,9 @@ def calls(queue: QueueReader) -> list[list[str]]:
 @pytest.mark.parametrize("error", [TooLongAnswerError("too long"), CommandTimeoutError("too slow")])
 def test_jobs_with_too_much_text_cost_themselves(error: GatewayError) -> None:
     queue = reader({7, 60}, error=error)
-    found = queue.read(0.0)
-    assert [(each.job_id, each.why) for each in found.unreadable] == [(7, str(error)), (60, str(error))]
-    assert len(found.jobs) == 98
+    jobs, unreadable = queue.read(0.0)
+    assert [(each.job_id, each.why) for each in unreadable] == [(7, str(error)), (60, str(error))]
+    assert len(jobs) == 98
     assert len(calls(queue)) < 40
 
 

@@ -93,7 +93,7 @@ def test_the_first_tasks_of_a_throttled_array_are_planned() -> None:
 def placed(job: Job, place: Place, **changes: object) -> Job:
     """The same task as it stands once it was told to stand back."""
     waits = {"dependency": place.dependency} if place.dependency else {}
-    comment = f"{job.admin_comment} {tags.PLACE_PREFIX}{tags.format_place(place)}"
+    comment = f"{job.admin_comment} {tags.PLACE_PREFIX}{tags.format_record(place)}"
     priority = max(1, job.priority + job.nice - place.nice)
     told = replace(job, nice=place.nice, priority=priority, admin_comment=comment, **waits)
     return replace(told, **changes)  # type: ignore[arg-type]

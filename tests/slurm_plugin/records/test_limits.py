@@ -1,6 +1,7 @@
 """Slurm's texts of limits, its words for a limit that is reached, and limits in snapshot files."""
 
 import pytest
+from fake_slurm import make_job
 
 from muri.slurm_plugin.gateway.base import slurm_error
 from muri.slurm_plugin.records.cluster import Snapshot, dump_snapshot, parse_snapshot
@@ -17,7 +18,6 @@ from muri.slurm_plugin.records.limits import (
     parse_count,
     parse_duration_s,
     parse_tres,
-    will_start_by_itself,
 )
 
 LIMITS = SiteLimits(
@@ -79,7 +79,7 @@ def test_what_is_no_limit_is_named(read, text):
 )  # fmt: skip
 def test_reasons_that_are_limits(reason):
     assert is_limit_reason(reason)
-    assert not will_start_by_itself(reason)
+    assert not make_job(1, reason=reason).waits_for_resources
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,14 @@ def test_reasons_that_are_limits(reason):
      "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"],
 )  # fmt: skip
 def test_reasons_that_free_gpus_do_not_end(reason):
-    assert not will_start_by_itself(reason)
+    assert not make_job(1, reason=reason).waits_for_resources
     assert not is_limit_reason(reason)
-    assert all(
-        will_start_by_itself(each) and not is_limit_reason(each) for each in ("", "None", "Priority", "Resources")
-    )
+
+
+@pytest.mark.parametrize("reason", ["", "None", "Priority", "Resources"])
+def test_reasons_that_free_gpus_end(reason):
+    assert make_job(1, reason=reason).waits_for_resources
+    assert not is_limit_reason(reason)
 
 
 @pytest.mark.parametrize(

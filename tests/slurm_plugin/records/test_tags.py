@@ -31,7 +31,7 @@ def test_a_members_promise_survives_the_round_trip_and_older_comments_have_none(
 
 def test_a_task_keeps_its_place_only_by_a_whole_tag():
     place = tags.Place(0, 7, "after:1")
-    text = tags.format_place(place)
+    text = tags.format_record(place)
     assert tags.parse_place(f"muri-place:{text}") == place
     for part in ('"dependency":"after:1",', ',"own_nice":0'):
         assert part in text
