@@ -8,17 +8,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from fake_slurm import (
-    NOW_S,
-    FakeSlurm,
-    Killed,
-    behind_licence,
-    four_jobs,
-    group_at_work,
-    make_job,
-    make_node,
-    one_cycle,
-)
+from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, four_jobs, group_at_work, make_job, one_cycle, one_gpu
 from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.cli.admin import drain as drain_command
@@ -109,7 +99,7 @@ def test_a_silent_slurmctld_does_not_end_the_watch(at_work):
 
 @pytest.mark.parametrize(("held_s", "drained"), [(60.0, False), (3600.0, True)])
 def test_the_watchdog_waits_for_no_controller_that_hangs(monkeypatch, tmp_path, held_s, drained):
-    slurm = FakeSlurm([make_job(1)], [make_node("n1")])
+    slurm = FakeSlurm([make_job(1)], one_gpu())
     monkeypatch.setattr("muri.slurm_plugin.gateway.commands.CommandGateway", lambda: slurm)
     config = tmp_path / "muri.yaml"
     config.write_text(f"state_dir: {tmp_path}\n")
@@ -127,7 +117,7 @@ def test_the_watchdog_waits_for_no_controller_that_hangs(monkeypatch, tmp_path, 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("nth", range(1, 10))
 def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, nth):
-    slurm = FakeSlurm(four_jobs()[:2], [make_node("n1", gpu_count=1)])
+    slurm = FakeSlurm(four_jobs()[:2], one_gpu())
     one_cycle(make_controller, slurm)
     slurm.jobs[3] = make_job(3)
     slurm.jobs[4] = make_job(4, state=JobState.RUNNING, held=False, nodes="n1", admin_comment="")  # the pilot must wait
@@ -144,12 +134,12 @@ def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, n
 
 
 def test_a_drain_with_nothing_to_do_is_over_at_once():
-    slurm = FakeSlurm([], [make_node("n1")])
+    slurm = FakeSlurm([], one_gpu())
     assert drain(slurm, slurm.snapshot).is_over
 
 
 def test_a_drain_ends_when_slurm_refuses_the_same_for_a_minute(monkeypatch):
-    slurm = FakeSlurm([make_job(1), make_job(2)], [make_node("n1")])
+    slurm = FakeSlurm([make_job(1), make_job(2)], one_gpu())
     release = slurm.release
 
     def refuse(job_id):
@@ -167,7 +157,7 @@ def test_a_drain_ends_when_slurm_refuses_the_same_for_a_minute(monkeypatch):
 
 
 def test_a_lease_that_cannot_be_ended_is_told_as_are_the_jobs_that_it_keeps(monkeypatch):
-    slurm = FakeSlurm([behind_licence(make_job(number)) for number in (1, 2)], [make_node("n1")], gate_license=True)
+    slurm = FakeSlurm([behind_licence(make_job(number)) for number in (1, 2)], one_gpu(), gate_license=True)
     slurm.extend_lease(NOW_S + 600)
     modify = slurm._modify
 
@@ -188,7 +178,7 @@ def test_a_job_that_its_user_holds_gets_its_own_request_back_and_stays_held():
     job = make_job(1, cpu_count=12, cpus_per_task=12, required_nodes="n1",
                    admin_comment=f"muri:alone=1 {tags.GIVEN_PREFIX}{given}")  # fmt: skip
     held = replace(behind_licence(job), held=True, reason="JobHeldUser", priority=0)
-    slurm = FakeSlurm([held], [make_node("n1")], gate_license=True)
+    slurm = FakeSlurm([held], one_gpu(), gate_license=True)
     assert drain(slurm, slurm.read_now).restored == (1,)
     left = slurm.jobs[1]
     assert (left.cpu_count, left.required_nodes, left.held) == (4, "", True)

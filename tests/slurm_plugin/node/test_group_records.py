@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_slurm import FakeSlurm, four_jobs, one_cycle, one_gpu, pilots
+from fake_slurm import FakeSlurm, group_at_work, pilots
 from rich.console import Console
 
 from muri.launcher.run import top
@@ -22,10 +22,7 @@ REPORT = {"n": 40, "t": 0.5, "s": [0.1, 0.1, 0.2, 0.0], "w": [0.05, 0.0, 0.0, 0.
 @pytest.fixture
 def slurm(make_controller: Any) -> FakeSlurm:
     """Four members of one pilot job that run; the pilot has reported of the first."""
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    one_cycle(make_controller, slurm)
-    slurm.tick()
-    slurm.tick()
+    slurm = group_at_work(make_controller)
     (pilot,) = pilots(slurm)
     report = tags.SPEED_PREFIX + tags.format_json({"1": REPORT, "d": "fair"})
     slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=report)

@@ -71,6 +71,19 @@ class Group:
         """Write the members' states into the runtime's status."""
         self.tell(members={str(number): {"state": state} for number, state in enumerate(states, 1)})
 
+    def end(self) -> None:
+        """End the members' scripts and jobs."""
+        self.members("ended", "ended")
+        self.states.clear()
+
+    def answer(self) -> None:
+        """Let slurmctld answer again."""
+        self.silent = False
+
+    def fall_silent(self) -> None:
+        """Let slurmctld answer no more."""
+        self.silent = True
+
     def fail_to_begin(self, *codes: int) -> None:
         """Let the first starts of the runtime end with these codes before it has written a status."""
         self._status.unlink()
@@ -193,14 +206,13 @@ def test_the_pauses_grow_while_jobs_go_on_after_their_training(group: Group) -> 
 
 
 def test_a_member_that_trains_again_ends_the_questions_and_makes_the_next_ones_prompt(group: Group) -> None:
-    group.watch(
+    ended_s = group.ends(
         (60.1, lambda: group.members("ended", "ended")),
         (160.1, lambda: group.members("running", "ended")),
         (500.1, lambda: group.members("ended", "ended")),
         (501.1, group.states.clear),
     )
     assert not [at_s for at_s, _ in group.asked if 160.3 < at_s < 500.0]
-    ((ended_s, _),) = group.signals
     assert ended_s <= 503.0
 
 
@@ -271,23 +283,14 @@ def test_the_group_waits_for_a_job_that_is_about_to_join(group: Group) -> None:
 
 
 def test_a_silent_slurmctld_is_no_reason_to_end(group: Group) -> None:
-    def fall_silent() -> None:
-        group.members("ended", "ended")
-        group.states.clear()
-        group.silent = True
-
-    def answer() -> None:
-        group.silent = False
-
-    assert group.watch((60.1, fall_silent), (65.1, answer)) == 0
+    assert group.watch((60.1, group.end), (60.1, group.fall_silent), (65.1, group.answer)) == 0
     ((ended_s, _),) = group.signals
     assert 65.0 < ended_s < 72.0
 
 
 def test_a_runtime_that_does_not_end_is_killed(group: Group) -> None:
     group.stubborn = True
-    group.members("ended", "ended")
-    group.states.clear()
+    group.end()
     assert group.watch() == 0
     (told_s, told), (killed_s, killed) = group.signals
     assert (told, killed) == (signal.SIGTERM, signal.SIGKILL)
@@ -297,12 +300,7 @@ def test_a_runtime_that_does_not_end_is_killed(group: Group) -> None:
 def test_a_step_that_slurm_could_not_start_is_started_again(group: Group) -> None:
     """As after half a minute without slurmctld, when srun gives up."""
     group.fail_to_begin(1, 1)
-
-    def end() -> None:
-        group.members("ended", "ended")
-        group.states.clear()
-
-    assert group.watch((5.1, end)) == 0
+    assert group.watch((5.1, group.end)) == 0
     assert group.starts_s == [0.0, 0.0, 0.25]
     assert group.reports == []
 
@@ -435,19 +433,13 @@ def test_a_promise_that_is_broken_or_kept_again_is_told_at_once() -> None:
 
 
 def test_speeds_are_reported_again_after_a_refusal_and_at_the_end(group: Group) -> None:
-    def be_silent(silent: bool) -> None:
-        group.silent = silent
-
-    def end() -> None:
-        group.tell(members={"1": member(30, state="ended")})
-        group.states.clear()
-
     group.tell(members={"1": member(10)})
     group.watch(
-        (50.1, lambda: be_silent(True)),
+        (50.1, group.fall_silent),
         (99.1, lambda: group.tell(members={"1": member(20)})),
-        (100.1, lambda: be_silent(False)),
-        (190.1, end),
+        (100.1, group.answer),
+        (190.1, lambda: group.tell(members={"1": member(30, state="ended")})),
+        (190.1, group.states.clear),
     )
     (refused_s, _), (taken_s, taken), *_, (last_s, last) = group.reports
     assert refused_s == about(60.0)
@@ -537,16 +529,13 @@ def test_a_failed_measurement_is_told_only_of_a_model_that_is_not_known(
 ) -> None:
     group.more_tags = " " + tags.with_plan("", tags.Planned(("it waited",), 0.9, 0.5, estimated=estimated))
     group.tell(members={"1": {"state": "running", "measured": {"error": "too short", "at": 1.0}}})
-    group.watch((10.1, lambda: group.members("ended", "ended")), (10.1, group.states.clear))
+    group.watch((10.1, group.end))
     assert len(group.measured) == told
 
 
 def test_what_was_measured_is_told_again_until_slurm_has_taken_it(group: Group) -> None:
-    def answer() -> None:
-        group.silent = False
-
-    group.silent = True
+    group.fall_silent()
     group.tell(members={"1": {"state": "running", "measured": MEASURED}})
-    group.watch((40.1, answer), (600.1, group.states.clear))
+    group.watch((40.1, group.answer), (600.1, group.states.clear))
     assert [at_s for at_s, _ in group.asked][:2] == [0.0, 60.0]
     assert [at_s for at_s, _, _ in group.measured] == [60.0]

@@ -1,34 +1,12 @@
-"""CPUs and memory of nodes and jobs: in snapshots of both gateways, in their files, and in what is free."""
-
-import json
+"""CPUs, memory and GPUs of nodes that are free for a plan."""
 
 import pytest
 from fake_slurm import make_job, make_node
 
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.gateway.commands import update_settings
-from muri.slurm_plugin.gateway.pyslurm_records import change_fields
 from muri.slurm_plugin.planning.placement import Places, free_nodes
-from muri.slurm_plugin.records.cluster import JobChange, JobState, Snapshot, dump_snapshot, parse_snapshot
+from muri.slurm_plugin.records.cluster import JobState, Snapshot
 from muri.slurm_plugin.records.roles import view_of
-
-
-def test_memory_per_cpu_can_be_put_back_through_both_gateways():
-    change = JobChange(cpu_count=4, cpus_per_task=4, mem_per_cpu_mib=500)
-    assert "MinMemoryCPU=500" in update_settings(change)
-    assert not any(setting.startswith("MinMemoryNode") for setting in update_settings(change))
-    assert change_fields(change)["memory_per_cpu"] == "500M"
-    assert "memory_per_node" not in change_fields(change)
-
-
-def test_a_snapshot_file_from_before_memory_was_told_is_read():
-    snapshot = Snapshot(1.0, "c", "26.05", (make_job(1),), (make_node("n1", mem_mib=64000),))
-    document = json.loads(dump_snapshot(snapshot))
-    for record in (*document["jobs"], *document["nodes"]):
-        for name in ("mem_per_cpu_mib", "mem_mib", "mem_allocated_mib", "threads_per_core"):
-            record.pop(name, None)
-    old = parse_snapshot(json.dumps(document))
-    assert (old.jobs[0].mem_per_cpu_mib, old.nodes[0].mem_mib) == (0, 0)
 
 
 def free(*nodes, jobs=()):
