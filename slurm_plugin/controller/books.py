@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from muri import __version__
 from muri.errors import MuriError
@@ -39,7 +39,7 @@ from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
 from muri.slurm_plugin.gateway.base import Calls, Gateway, GatewayError, NoSuchJobError, Requests, counted
 from muri.slurm_plugin.planning.decision import Decision
 from muri.slurm_plugin.planning.gathered import Gathered
-from muri.slurm_plugin.records.journal import COUNTERS, GROUP_RUN, SERVICE, Journal
+from muri.slurm_plugin.records.journal import COUNTERS, GROUP_RUN, SERVICE, Journal, by_job
 from muri.slurm_plugin.records.roles import View
 from muri.slurm_plugin.records.usage import Run, with_report
 
@@ -49,21 +49,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("muri.controller")
 
 
-def read_service(facts: Mapping[str, Any]) -> dict[int, Service]:
-    """Read the journal's facts, by job id; a damaged one is left out."""
-    services: dict[int, Service] = {}
-    for subject, fact in facts.items():
-        try:
-            services[int(subject)] = Service.of(fact)
-        except (KeyError, TypeError, ValueError):
-            log.exception("the earlier runs of job %r cannot be read and are left out", subject)
-    return services
-
-
 def note_service(journal: Journal, accounting: Accounting, view: View) -> None:
     """Record the running jobs, and look up runs that the controller has missed: one call at the end of a cycle."""
     before = journal.facts(SERVICE)
-    known = noted(read_service(before), view)
+    known = noted(by_job(before, Service.of), view)
     missed = gaps(known, view, journal.intents())
     names = [view.jobs[job_id].name_in_slurm for job_id in missed]
     if missed and (runs := _runs_of(accounting, names, "earlier runs of jobs")) is not None:
@@ -104,17 +93,6 @@ def _count(run: GroupRun, member: MemberRun, counters: Counters, now_s: float) -
         counters.add("member_gpu_seconds_shared", (), report.gpu_s)
     comment = with_report(member.admin_comment, report)
     return run.with_member(replace(member, admin_comment=comment, standing=Standing.COUNTED))
-
-
-def _read(facts: Mapping[str, object]) -> dict[int, GroupRun]:
-    """Read the journal's open accounts; a damaged one is logged and given up."""
-    runs: dict[int, GroupRun] = {}
-    for subject, value in facts.items():
-        try:
-            runs[int(subject)] = _GROUP.validate_python(value)
-        except (ValidationError, ValueError):
-            log.exception("the accounts of the group of pilot job %r cannot be read and are left out", subject)
-    return runs
 
 
 class MetricsError(MuriError):
@@ -221,7 +199,7 @@ class Books:
     def _look(self, cycle: Gathered, counters: Counters) -> dict[int, GroupRun]:
         """Bring the open accounts up to Slurm's records, and count members that have ended since the last cycle."""
         view, now_s, telemetry_s = cycle.view, cycle.now_s, cycle.config.tuning.telemetry_s
-        before = _read(self._journal.facts(GROUP_RUN))
+        before = by_job(self._journal.facts(GROUP_RUN), _GROUP.validate_python)
         runs = updated(before, view, self._journal.intents(), now_s)
         runs = with_profiles(runs, view, cycle.knowledge, view.node_index)
         lost = forgotten({pilot: runs[pilot] for pilot in before}, view)

@@ -1,7 +1,7 @@
 """The controller's cycle: read Slurm and the stores, decide, repair, execute, and report."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -12,8 +12,8 @@ from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.books import Books, note_service, read_service
-from muri.slurm_plugin.controller.history import had_before, noted, saved_gpu_s, served_gpu_s
+from muri.slurm_plugin.controller.books import Books, note_service
+from muri.slurm_plugin.controller.history import Service, had_before, noted, saved_gpu_s, served_gpu_s
 from muri.slurm_plugin.controller.status import Status, notes_of, report, status_of
 from muri.slurm_plugin.execute.apply import CycleCutShortError, InterruptibleGateway, Left, apply
 from muri.slurm_plugin.execute.executor import Executor
@@ -60,8 +60,10 @@ from muri.slurm_plugin.records.journal import (
     SERVICE,
     CorruptJournalError,
     Journal,
+    by_job,
     current,
     not_grouped_again,
+    readable,
 )
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, is_behind_licence, view_of
 
@@ -77,7 +79,6 @@ _KEEP_REFUSALS_S = 3600.0
 
 _MOST_NAMED = 5
 
-_Entry = TypeVar("_Entry")
 _Read = TypeVar("_Read")
 
 
@@ -108,7 +109,7 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
     running = [intent for intent in journal.intents("begun") if intent.kind == DRY_RUN]
     now_s = view.snapshot.taken_s
     failures = current(journal.facts(DRY_RUN_FAILED), now_s)
-    measuring = tuple(_readable(running, lambda run: (dry_run_key(run, view), int(run.payload["job_id"]))))
+    measuring = tuple(readable(running, lambda run: (dry_run_key(run, view), int(run.payload["job_id"]))))
     return Knowledge(
         profiles=profiles,
         profiling=frozenset(key for key, _ in measuring),
@@ -116,47 +117,28 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         failures={key: (each.count, each.why) for key, each in failures.items()},
         failed_s={key: each.last_s for key, each in failures.items()},
         largest_group=_lately(journal.facts(LARGEST_GROUP), now_s, lambda size, why: (max(1, int(size)), str(why))),
-        exclusions=_by_job(journal, EXCLUSION, str),
-        served_gpu_s=served_gpu_s(noted(read_service(journal.facts(SERVICE)), view), view, journal.intents()),
+        exclusions=by_job(journal.facts(EXCLUSION), str),
+        served_gpu_s=served_gpu_s(noted(by_job(journal.facts(SERVICE), Service.of), view), view, journal.intents()),
         saved_gpu_s=saved_gpu_s(view, journal.intents()),
         claims=noted_claims(_claims(journal), view),
-        first_submit_s=first_submits(_by_job(journal, FIRST_SUBMIT, float), view),
-        gpu_mem_gib=_by_job(journal, GPU_MEM, float),
+        first_submit_s=first_submits(by_job(journal.facts(FIRST_SUBMIT), float), view),
+        gpu_mem_gib=by_job(journal.facts(GPU_MEM), float),
         refused_releases=_lately(journal.facts(RELEASE_REFUSED), now_s, str),
         pythons=KnownPythons.of(
-            _readable(journal.facts(PYTHON).values(), lambda told: MeasuredPython(*map(str, told))), config.node_python
+            readable(journal.facts(PYTHON).values(), lambda told: MeasuredPython(*map(str, told))), config.node_python
         ),
     )
 
 
 def _claims(journal: Journal) -> Claims:
     """How far users' jobs had kept to their stated durations by the last cycle."""
-    return dict(_readable(journal.facts(CLAIMS).items(), lambda fact: (fact[0], tuple(map(Claim.of, fact[1])))))
-
-
-def _readable(entries: Iterable[_Entry], read: Callable[[_Entry], _Read]) -> Iterator[_Read]:
-    """Read the journal's entries; a damaged one is logged and left out."""
-    for entry in entries:
-        try:
-            yield read(entry)
-        except (KeyError, TypeError, ValueError, IndexError):
-            log.exception("an entry of the journal cannot be read and is left out: %r", entry)
-
-
-def _by_job(journal: Journal, name: str, read: Callable[[Any], _Read]) -> dict[int, _Read]:
-    """Read what was noted of jobs, by job id."""
-    return dict(_readable(journal.facts(name).items(), lambda fact: (int(fact[0]), read(fact[1]))))
+    return dict(readable(journal.facts(CLAIMS).items(), lambda fact: (fact[0], tuple(map(Claim.of, fact[1])))))
 
 
 def _lately(facts: Mapping[str, Any], now_s: float, read: Callable[..., _Read]) -> dict[int, _Read]:
     """Read what was noted of jobs not long ago, by job id; after a while it is tried again."""
-
-    def timed(fact: tuple[str, Any]) -> tuple[int, _Read, float]:
-        *values, at_s = fact[1]
-        return int(fact[0]), read(*values), float(at_s)
-
-    found = _readable(facts.items(), timed)
-    return {job_id: value for job_id, value, at_s in found if now_s - at_s < _KEEP_REFUSALS_S}
+    found = by_job(facts, lambda fact: (read(*fact[:-1]), float(fact[-1])))
+    return {job_id: value for job_id, (value, at_s) in found.items() if now_s - at_s < _KEEP_REFUSALS_S}
 
 
 def _gate_is_open(member: ManagedJob) -> bool:
@@ -377,7 +359,7 @@ class Controller:
             *decision.quarantine.jobs.items(),
             *decision.untrue.items(),
             *{**estimated, **self._proposed(decision)}.items(),
-            *((job_id, not_grouped_again(why)) for job_id, why in _by_job(self._journal, EXCLUSION, str).items()),
+            *((job_id, not_grouped_again(why)) for job_id, why in by_job(self._journal.facts(EXCLUSION), str).items()),
             *((job_id, had_before(gpu_s)) for job_id, gpu_s in served.items()),
             *((job_id, doubt.why) for job_id, doubt in doubts.items()),
         ):

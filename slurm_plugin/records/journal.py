@@ -8,12 +8,12 @@ import json
 import logging
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from muri.errors import MuriError
 from muri.profiler.errors import StoreError
@@ -306,6 +306,24 @@ class Journal:
         """Drop a fact, if it is there."""
         with self._transaction():
             self._connection.execute("DELETE FROM facts WHERE name=? AND subject=?", (name, subject))
+
+
+_Entry = TypeVar("_Entry")
+_Read = TypeVar("_Read")
+
+
+def readable(entries: Iterable[_Entry], read: Callable[[_Entry], _Read]) -> Iterator[_Read]:
+    """Read the journal's entries; a damaged one is logged and left out."""
+    for entry in entries:
+        try:
+            yield read(entry)
+        except (KeyError, TypeError, ValueError, IndexError):
+            log.exception("an entry of the journal cannot be read and is left out: %r", entry)
+
+
+def by_job(facts: Mapping[str, Any], read: Callable[[Any], _Read]) -> dict[int, _Read]:
+    """Read the facts of one name about jobs, by job id."""
+    return dict(readable(facts.items(), lambda fact: (int(fact[0]), read(fact[1]))))
 
 
 RETRY_AFTER_S: Final = 86400.0

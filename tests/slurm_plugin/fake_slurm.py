@@ -3,7 +3,7 @@
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -216,7 +216,7 @@ class FakeSlurm:
         self._update(job_id, state=JobState.PENDING, nodes="", start_s=0.0, **times)
 
     def cancel(self, job_id: int) -> None:
-        self._called("cancel", lambda: self.end(job_id, JobState.CANCELLED))
+        self._called("cancel", lambda: self.end(job_id, state=JobState.CANCELLED))
 
     def gpus_in_use(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ()
@@ -224,10 +224,11 @@ class FakeSlurm:
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         return {"PATH": "/bin", "HOME": "/home/alice", "SLURM_JOB_ID": str(job_id)}
 
-    def end(self, job_id: int, state: JobState = JobState.COMPLETED) -> None:
-        """End a job."""
-        if self.jobs[job_id].state.is_active:
-            self._update(job_id, state=state, end_s=self.now_s)
+    def end(self, *job_ids: int, state: JobState = JobState.COMPLETED) -> None:
+        """End jobs."""
+        for job_id in job_ids:
+            if self.jobs[job_id].state.is_active:
+                self._update(job_id, state=state, end_s=self.now_s)
 
     def let_work(self, cycle: Callable[[], object], jobs: Collection[int]) -> None:
         """Run cycles until jobs have ended, each some minutes after its start."""
@@ -291,6 +292,13 @@ def four_jobs(**changes: Any) -> list[Job]:
 def one_gpu() -> list[Node]:
     """One node with one GPU."""
     return [make_node("n1", gpu_count=1)]
+
+
+def behind_lease(jobs: Iterable[Job], nodes: list[Node], kind: type[FakeSlurm] = FakeSlurm) -> Any:
+    """A Slurm whose license keeps the jobs waiting, as a cycle has left them."""
+    slurm = kind([behind_licence(job) for job in jobs], nodes, gate_license=True)
+    slurm.extend_lease(NOW_S + 600)
+    return slurm
 
 
 def pilots(slurm: FakeSlurm) -> list[Job]:

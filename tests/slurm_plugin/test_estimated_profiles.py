@@ -196,13 +196,13 @@ def test_a_job_that_has_to_wait_is_measured_and_starts_after_its_dry_run(make_co
     assert "being measured with its script" in status[2].reasons[0]
     slurm.tick()
     assert slurm.jobs[run.job_id].state is JobState.RUNNING
-    slurm.end(run.job_id, JobState.FAILED)
+    slurm.end(run.job_id, state=JobState.FAILED)
     for _ in range(8):
         one_cycle(make_controller, slurm, policy=policy)
         slurm.tick()
         for left in dry_runs(slurm):
             assert slurm.jobs[2].state is not JobState.RUNNING
-            slurm.end(left.job_id, JobState.FAILED)
+            slurm.end(left.job_id, state=JobState.FAILED)
     assert (slurm.jobs[2].state, slurm.starts[2]) == (JobState.RUNNING, 1)
 
 

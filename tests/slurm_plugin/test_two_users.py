@@ -78,7 +78,7 @@ def test_failures_of_one_user_bar_no_other_and_expire(make_controller):
     for _ in range(3):
         _, failures = cycles(slurm, make_controller)
         for run in dry_runs(slurm):
-            slurm.end(run.job_id, JobState.FAILED)
+            slurm.end(run.job_id, state=JobState.FAILED)
     assert not slurm.jobs[1].held  # it runs alone
     ((name, (count, why, last_s)),) = failures.items()
     assert (name, count, "without a result" in why) == ("resnet of bob (batch 8, 1 × gpu)", 2, True)
@@ -86,14 +86,14 @@ def test_failures_of_one_user_bar_no_other_and_expire(make_controller):
     slurm.jobs[9] = job_of("alice", 9, submit_s=slurm.now_s)
     cycles(slurm, make_controller)
     (alices,) = dry_runs(slurm, "alice")
-    slurm.end(alices.job_id, JobState.FAILED)
+    slurm.end(alices.job_id, state=JobState.FAILED)
     slurm.end(9)
     for job_id, after_s, runs in ((2, DAY_S - 1, 0), (3, DAY_S + 1, 1)):
         slurm.now_s = last_s + after_s
         slurm.jobs[job_id] = job_of("bob", job_id, submit_s=slurm.now_s)
         cycles(slurm, make_controller)
         assert len(dry_runs(slurm)) == runs
-    slurm.end(dry_runs(slurm)[0].job_id, JobState.FAILED)
+    slurm.end(dry_runs(slurm)[0].job_id, state=JobState.FAILED)
     _, failures = cycles(slurm, make_controller)
     assert failures[name][0] == 1  # the earlier ones no longer count
 
@@ -133,7 +133,7 @@ def test_users_take_turns(make_controller):
         cycles(slurm, make_controller, profiling={"at_once": 1})
         (run,) = dry_runs(slurm)
         turns.append(run.user)
-        slurm.end(run.job_id, JobState.FAILED)
+        slurm.end(run.job_id, state=JobState.FAILED)
     assert turns == ["bob", "alice", "carol"] * 2
 
 

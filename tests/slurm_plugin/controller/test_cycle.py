@@ -1,27 +1,43 @@
 """The controller's cycle: groups, solo releases, repairs, and being killed between any two calls."""
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, four_jobs, make_job, make_node, one_cycle, one_gpu, pilots
+from fake_slurm import (
+    FakeSlurm,
+    Killed,
+    behind_lease,
+    dry_runs,
+    end_dry_run,
+    four_jobs,
+    make_job,
+    make_node,
+    one_cycle,
+    one_gpu,
+    pilots,
+)
 
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.journal import EXCLUSION
-from muri.slurm_plugin.records.roles import Role, read_job
+from muri.slurm_plugin.records.roles import read_job
 
-# Submitting the pilot; changing and releasing four members, and noting that their holds are lifted.
-CALLS_OF_A_START = 13
+# Submitting the pilot and changing four members; releasing them, and noting that their holds are lifted.
+CALLS_OF_A_START = {"licence": 5, "hold": 13}
 
 
-def test_four_kinds_share_one_gpu(make_controller):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
+def waiting_at(gate: str) -> FakeSlurm:
+    """Four jobs for one GPU, kept waiting by the license or by a hold."""
+    return FakeSlurm(four_jobs(), one_gpu()) if gate == "hold" else behind_lease(four_jobs(), one_gpu())
+
+
+@pytest.mark.parametrize(("gate", "calls"), CALLS_OF_A_START.items())
+def test_four_kinds_share_one_gpu(make_controller, gate, calls):
+    slurm = waiting_at(gate)
     one_cycle(make_controller, slurm)
     (pilot,) = pilots(slurm)
-    assert tags.parse_pilot(pilot.admin_comment)[1] != ()
     assert set(tags.parse_pilot(pilot.admin_comment)[1]) == {1, 2, 3, 4}
-    assert len(slurm.calls) == CALLS_OF_A_START
-    slurm.tick()
+    assert len(slurm.calls) == calls
     slurm.tick()
     assert all(slurm.jobs[i].state is JobState.RUNNING for i in (1, 2, 3, 4, pilot.job_id))
     assert slurm.free()["n1"] == 0
@@ -31,7 +47,6 @@ def test_enough_gpus_means_nobody_shares(make_controller):
     slurm = FakeSlurm(four_jobs(), [make_node("n1"), make_node("n2")])
     one_cycle(make_controller, slurm)
     assert sorted(read_job(pilot).pilot_tag.members for pilot in pilots(slurm)) == [(1,), (2,), (3,), (4,)]
-    slurm.tick()
     slurm.tick()
     assert all(slurm.jobs[i].state is JobState.RUNNING for i in (1, 2, 3, 4))
 
@@ -45,19 +60,13 @@ def test_other_users_are_never_grouped_together(make_controller):
 
 @pytest.mark.configuration(profiling={"mode": "dry-run"})
 def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller, tmp_path):
-    job = make_job(1, admin_comment="muri:model=new,batch-size=8")
-    slurm = FakeSlurm([job], one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        (run,) = [j for j in slurm.jobs.values() if read_job(j).role is Role.DRY_RUN]
-        token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
-        slurm.tick()
-        slurm.tick()
-        figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.6}
-        comment = tags.PROFILE_PREFIX + tags.format_json({**figures, "iterations": 20, "token": token})
-        slurm.jobs[1] = make_job(1, admin_comment=job.admin_comment, comment=f"my own words {comment}")
-        slurm.end(run.job_id)
-        controller.cycle()
+    slurm = FakeSlurm([make_job(1, admin_comment="muri:model=new,batch-size=8")], one_gpu())
+    one_cycle(make_controller, slurm)
+    figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.6}
+    (run,) = dry_runs(slurm)
+    end_dry_run(slurm, run, 1, **figures)
+    slurm._update(1, comment=f"my own words {slurm.jobs[1].comment}")
+    one_cycle(make_controller, slurm)
     with ProfileStore(tmp_path / "profiles.db") as store:
         stored = store.get(ProfileKey("new", 8, 1, "gpu", "alice"))
         assert store.get(ProfileKey("new", 8, 1, "gpu")) is None  # it was not published
@@ -69,43 +78,18 @@ def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller,
 @pytest.mark.configuration(profiling={"mode": "dry-run"})
 @pytest.mark.parametrize("result", [None, {"error": "no stages"}, {"load_s": -1.0, "iteration_s": 0.1}])
 def test_a_failed_dry_run_does_not_block_the_job(make_controller, result):
-    job = make_job(1, admin_comment="muri:model=new,batch-size=8")
-    slurm = FakeSlurm([job], one_gpu())
-    with make_controller(slurm) as controller:
-        for _ in range(6):
-            controller.cycle()
-            slurm.tick()
-            for run in [j for j in slurm.jobs.values() if read_job(j).role is Role.DRY_RUN and j.state.is_active]:
-                if result is not None:
-                    token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
-                    text = tags.PROFILE_PREFIX + tags.format_json({**result, "token": token})
-                    slurm.jobs[1] = make_job(1, admin_comment=job.admin_comment, comment=text)
-                slurm.end(run.job_id, JobState.FAILED)
-        status = controller.cycle()
-    assert slurm.starts.get(1) == 1
-    assert "dry run failed" in " ".join(next(j for j in status.jobs if j.job_id == 1).reasons)
-
-
-def test_a_requeued_member_gets_its_request_back_and_runs_alone(make_controller):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    slurm = FakeSlurm([make_job(1, admin_comment="muri:model=new,batch-size=8")], one_gpu())
+    for _ in range(6):
+        one_cycle(make_controller, slurm)
         slurm.tick()
-        (pilot,) = pilots(slurm)
-        slurm.end(pilot.job_id, JobState.FAILED)
-        for i in (1, 2):
-            slurm.requeue_hold(i)
-        for i in (3, 4):
-            slurm.end(i)
-        for _ in range(4):
-            controller.cycle()
-            slurm.tick()
-            for i in (1, 2):
-                if slurm.jobs[i].state is JobState.RUNNING:
-                    assert (slurm.jobs[i].gpu_count, slurm.jobs[i].required_nodes) == (1, "")
-                    slurm.end(i)
-    assert [slurm.jobs[i].state for i in (1, 2)] == [JobState.COMPLETED] * 2
-    assert len(pilots(slurm)) == 1
+        for run in dry_runs(slurm):
+            if result is None:
+                slurm.end(run.job_id, state=JobState.FAILED)
+            else:
+                end_dry_run(slurm, run, 1, **result)
+    told = one_cycle(make_controller, slurm)
+    assert slurm.starts.get(1) == 1
+    assert "dry run failed" in " ".join(told[1].reasons)
 
 
 def test_a_pilot_that_cannot_start_sets_its_members_free_first(make_controller):
@@ -130,34 +114,16 @@ def test_what_the_journal_knows_of_jobs_that_are_gone_is_forgotten(make_controll
         assert controller._journal.facts(EXCLUSION) == {"1": "its group broke"}
 
 
-def run_to_the_end(slurm, make_controller):
-    for _ in range(30):
-        one_cycle(make_controller, slurm)
-        if not any(job.state.is_active for job in slurm.jobs.values()):
-            return
-        slurm.tick()
-        for job in list(slurm.jobs.values()):
-            if read_job(job).role is Role.PILOT and job.state is JobState.RUNNING:
-                members = tags.parse_pilot(job.admin_comment)[1]
-                if not any(slurm.jobs[m].state.is_active for m in members):
-                    slurm.end(job.job_id)
-            elif job.state is JobState.RUNNING:
-                state = tags.parse_state(job.admin_comment)
-                pilot = slurm.jobs.get(state.pilot) if state else None
-                if state and (pilot is None or not pilot.state.is_active):
-                    slurm.requeue_hold(job.job_id)  # what `muri run` does when its runtime is gone
-                    slurm.starts[job.job_id] -= 1
-                else:
-                    slurm.end(job.job_id)
-
-
 @pytest.mark.parametrize("side", ["before", "after"])
-@pytest.mark.parametrize("nth", range(CALLS_OF_A_START))
-def test_killed_at_any_call_loses_doubles_and_holds_nothing(make_controller, side, nth):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    with pytest.raises(Killed), slurm.killing(side, nth + 1), make_controller(slurm) as controller:
-        controller.cycle()
-    run_to_the_end(slurm, make_controller)
+@pytest.mark.parametrize(
+    ("gate", "nth"),
+    [(gate, nth) for gate, calls in CALLS_OF_A_START.items() for nth in range(1, calls + 1)],
+)
+def test_killed_at_any_call_loses_doubles_and_holds_nothing(make_controller, side, gate, nth):
+    slurm = waiting_at(gate)
+    with pytest.raises(Killed), slurm.killing(side, nth):
+        one_cycle(make_controller, slurm)
+    slurm.let_work(lambda: one_cycle(make_controller, slurm), (1, 2, 3, 4))
     assert [slurm.jobs[i].state for i in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
     assert [slurm.starts[i] for i in (1, 2, 3, 4)] == [1, 1, 1, 1]
     assert not any(job.state.is_active for job in pilots(slurm))
@@ -165,9 +131,9 @@ def test_killed_at_any_call_loses_doubles_and_holds_nothing(make_controller, sid
 
 def test_an_orphaned_pilot_is_cancelled_when_the_journal_is_lost(make_controller, tmp_path):
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    with pytest.raises(Killed), slurm.killing("after", 1), make_controller(slurm) as controller:
-        controller.cycle()
+    with pytest.raises(Killed), slurm.killing("after", 1):
+        one_cycle(make_controller, slurm)
     for file in tmp_path.glob("journal.db*"):
         file.unlink()
-    run_to_the_end(slurm, make_controller)
+    slurm.let_work(lambda: one_cycle(make_controller, slurm), (1, 2, 3, 4))
     assert [slurm.jobs[i].state for i in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, four_jobs, make_job, make_node, one_gpu
+from fake_slurm import NOW_S, FakeSlurm, behind_lease, four_jobs, make_job, make_node, one_gpu
 
 from muri.slurm_plugin.controller.loop import run_once
 from muri.slurm_plugin.records import comment_tags as tags
@@ -30,13 +30,7 @@ class ReadingSlurm(FakeSlurm):
 def loners(count: int) -> list:
     """Jobs that start alone, behind the license."""
     comment = "muri:model=m1,batch-size=8,alone=1"
-    return [behind_licence(make_job(number, admin_comment=comment)) for number in range(1, count + 1)]
-
-
-def slurm_with(jobs: list, nodes: list) -> ReadingSlurm:
-    slurm = ReadingSlurm(jobs, nodes, gate_license=True)
-    slurm.extend_lease(NOW_S + 600)
-    return slurm
+    return [make_job(number, admin_comment=comment) for number in range(1, count + 1)]
 
 
 def let_go(slurm: FakeSlurm) -> list[int]:
@@ -44,7 +38,7 @@ def let_go(slurm: FakeSlurm) -> list[int]:
 
 
 def test_what_exceeds_the_budget_of_calls_is_told_and_done_in_the_next_cycles(make_controller):
-    slurm = slurm_with(loners(10), [make_node("n1", gpu_count=16, cpu_count=64)])
+    slurm = behind_lease(loners(10), [make_node("n1", gpu_count=16, cpu_count=64)])
     with make_controller(slurm, tuning={"cycle_calls": 8}) as controller:
         status = controller.cycle()
         assert (slurm.calls, let_go(slurm)) == (["modify"] * 4, [1, 2, 3, 4])
@@ -62,7 +56,7 @@ def test_what_exceeds_the_budget_of_calls_is_told_and_done_in_the_next_cycles(ma
 
 
 def test_what_was_begun_is_finished_whatever_the_budget_of_calls(make_controller):
-    slurm = slurm_with([behind_licence(job) for job in four_jobs()], one_gpu())
+    slurm = behind_lease(four_jobs(), one_gpu())
     with make_controller(slurm, tuning={"cycle_calls": 2}) as controller:
         status = controller.cycle()
         assert not controller._journal.intents("begun")
@@ -73,8 +67,8 @@ def test_what_was_begun_is_finished_whatever_the_budget_of_calls(make_controller
 def test_repairs_leave_starts_their_half_of_the_calls(make_controller):
     given = tags.Given(int(NOW_S) - 60, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600))
     comment = f"muri:model=m1,batch-size=8,alone=1 {tags.GIVEN_PREFIX}{tags.format_record(given)}"
-    half_started = [behind_licence(make_job(number, admin_comment=comment)) for number in range(101, 109)]
-    slurm = slurm_with(loners(8) + half_started, [make_node("n1", gpu_count=32, cpu_count=256)])
+    half_started = [make_job(number, admin_comment=comment) for number in range(101, 109)]
+    slurm = behind_lease(loners(8) + half_started, [make_node("n1", gpu_count=32, cpu_count=256)])
     with make_controller(slurm, tuning={"cycle_calls": 8}) as controller:
         status = controller.cycle()
     assert len(slurm.calls) == 8
@@ -83,14 +77,14 @@ def test_repairs_leave_starts_their_half_of_the_calls(make_controller):
 
 
 def test_a_cycle_that_starts_something_reads_the_jobs_once_more(make_controller):
-    slurm = slurm_with(loners(1), one_gpu())
+    slurm = behind_lease(loners(1), one_gpu(), ReadingSlurm)
     with make_controller(slurm) as controller:
         run_once(controller, 60.0, controller._stop)
     assert slurm.reads == {"snapshot": 1, "queue": 1}
 
 
 def test_all_start_once_in_the_end(make_controller):
-    slurm = slurm_with([behind_licence(job) for job in four_jobs()], one_gpu())
+    slurm = behind_lease(four_jobs(), one_gpu())
     with make_controller(slurm, tuning={"cycle_calls": 2}) as controller:
         slurm.let_work(controller.cycle, (1, 2, 3, 4))
     assert [slurm.jobs[number].state for number in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4

@@ -4,7 +4,18 @@ import sqlite3
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, behind_licence, four_jobs, make_node, one_cycle, one_gpu, pilots
+from fake_slurm import (
+    NOW_S,
+    FakeSlurm,
+    Killed,
+    behind_lease,
+    behind_licence,
+    four_jobs,
+    make_node,
+    one_cycle,
+    one_gpu,
+    pilots,
+)
 
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records import comment_tags as tags
@@ -18,12 +29,12 @@ def members_of(slurm):
 
 
 def test_a_journal_that_cannot_be_written_lets_the_lease_end(make_controller):
-    slurm = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
+    slurm = behind_lease(four_jobs(), one_gpu())
     with make_controller(slurm) as controller:
         controller._journal._connection.execute("PRAGMA query_only=1")
         with pytest.raises(JournalError):
             controller.cycle()
-    assert slurm.lease_end_s == 0
+    assert slurm.lease_end_s == NOW_S + 600
 
 
 def test_a_damaged_journal_is_set_aside_and_the_cycle_goes_on(make_controller, tmp_path):
@@ -51,7 +62,7 @@ def test_a_journal_that_is_damaged_while_it_is_open_costs_no_cycle(make_controll
 
 @pytest.mark.parametrize("cut", [0.3, 0.9])
 def test_a_member_whose_comment_was_cut_off_gets_its_own_request_back(make_controller, cut):
-    slurm = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
+    slurm = behind_lease(four_jobs(), one_gpu())
     asked = dict(slurm.jobs)
     with make_controller(slurm) as controller:
         controller.cycle()
@@ -60,7 +71,7 @@ def test_a_member_whose_comment_was_cut_off_gets_its_own_request_back(make_contr
         for number in members:
             comment = slurm.jobs[number].admin_comment
             slurm._update(number, admin_comment=comment[: int(cut * len(comment))])
-        slurm.end(pilot.job_id, JobState.CANCELLED)
+        slurm.end(pilot.job_id, state=JobState.CANCELLED)
         controller.cycle()
     for number in members:
         assert slurm.jobs[number].gpu_request == asked[number].gpu_request
@@ -96,7 +107,7 @@ def test_a_restore_that_is_cut_off_before_the_release_is_finished_later(make_con
         slurm.tick()
         member = members_of(slurm)[0]
         slurm.requeue_hold(member)
-        slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
+        slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
 
         def no_answer(name):
             if name == "release":
@@ -137,7 +148,7 @@ def test_a_member_that_returns_keeps_the_time_limit_that_an_administrator_gave_i
         if limit_s is not None:
             slurm._update(member, time_limit_s=limit_s)
         slurm.requeue_hold(member)
-        slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
+        slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
         controller.cycle()
     assert slurm.jobs[member].gpu_count == 1
     assert slurm.jobs[member].time_limit_s == (limit_s or own_s)
@@ -179,7 +190,7 @@ def test_a_users_hold_stays_where_slurm_had_refused_to_note_a_release(make_contr
 
 
 def test_a_members_own_requeue_with_a_hold_loses_no_request_when_its_tags_were_cut_off(make_controller):
-    slurm = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
+    slurm = behind_lease(four_jobs(), one_gpu())
     with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
@@ -187,7 +198,7 @@ def test_a_members_own_requeue_with_a_hold_loses_no_request_when_its_tags_were_c
         controller.cycle()  # its gate is closed again while it runs
         slurm.requeue_hold(member)
         slurm.jobs[member] = replace(slurm.jobs[member], admin_comment="muri:model=m1,ba")
-        slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
+        slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
         assert (slurm.jobs[member].gpu_count, slurm.jobs[member].held) == (0, True)
         for _ in range(2):
             controller.cycle()

@@ -8,6 +8,7 @@ from fake_slurm import (
     NOW_S,
     FakeSlurm,
     Killed,
+    behind_lease,
     behind_licence,
     four_jobs,
     make_job,
@@ -29,10 +30,7 @@ HOLDS = ["JobHeldAdmin", "JobHeldUser", "launch_failed_requeued_held"]
 
 def waiting(count: int = 4, nodes: list | None = None, **changes) -> FakeSlurm:
     """Jobs behind the license, before a controller that had a cycle."""
-    jobs = [behind_licence(replace(job, **changes)) for job in four_jobs()[:count]]
-    slurm = FakeSlurm(jobs, one_gpu() if nodes is None else nodes, gate_license=True)
-    slurm.extend_lease(NOW_S + 600)
-    return slurm
+    return behind_lease(four_jobs(**changes)[:count], one_gpu() if nodes is None else nodes)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +212,7 @@ def test_of_a_group_that_ends_who_is_held_stays_so_and_the_others_run_alone(make
         controller.cycle()
         assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
         slurm._update(1, held=True, reason=reason)
-        slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
+        slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
         for member in (1, 2):
             slurm._requeue(member)
         if gate == "licence":
@@ -257,21 +255,9 @@ def test_where_muri_holds_jobs_none_moves_behind_a_lease_that_nobody_extends(mak
     assert (job.gate, job.held, job.role, slurm.lease_end_s) == ("hold", True, Role.CANDIDATE, NOW_S + 600)
 
 
-@pytest.mark.parametrize("side", ["before", "after"])
-@pytest.mark.parametrize("nth", range(1, 6))
-def test_killed_at_any_call_no_job_is_lost_or_runs_twice(make_controller, side, nth):
-    slurm = waiting()
-    with make_controller(slurm) as controller, slurm.killing(side, nth), pytest.raises(Killed):
-        controller.cycle()
-    with make_controller(slurm) as controller:
-        slurm.let_work(controller.cycle, (1, 2, 3, 4))
-    assert [slurm.jobs[n].state for n in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
-    assert [slurm.starts[n] for n in (1, 2, 3, 4)] == [1] * 4
-
-
 def impossible(job_id: int) -> Job:
     """A job of bob's on more nodes than there are, in which Slurm changes nothing."""
-    return behind_licence(make_job(job_id, user="bob", uid=1002, node_count=2 * 10**9))
+    return make_job(job_id, user="bob", uid=1002, node_count=2 * 10**9)
 
 
 class RefusingSlurm(FakeSlurm):
@@ -286,10 +272,7 @@ class RefusingSlurm(FakeSlurm):
 @pytest.fixture
 def refusing() -> FakeSlurm:
     """Two jobs of alice's behind five that cannot be changed."""
-    jobs = [*map(impossible, range(1, 6)), *(behind_licence(make_job(n)) for n in (11, 12))]
-    slurm = RefusingSlurm(jobs, [make_node("n1")], gate_license=True)
-    slurm.extend_lease(NOW_S + 600)
-    return slurm
+    return behind_lease([*map(impossible, range(1, 6)), make_job(11), make_job(12)], [make_node("n1")], RefusingSlurm)
 
 
 def test_jobs_that_slurm_refuses_to_let_go_come_last_and_are_not_tried_in_each_cycle(make_controller, refusing):

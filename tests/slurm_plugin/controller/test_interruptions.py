@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, four_jobs, one_gpu, pilots
+from fake_slurm import NOW_S, FakeSlurm, behind_lease, four_jobs, one_gpu, pilots
 
 from muri.slurm_plugin.controller.assemble import Surroundings, open_controller
 from muri.slurm_plugin.controller.loop import StopSignal
@@ -20,9 +20,7 @@ CALLS_OF_A_START = 5
 
 @pytest.fixture
 def slurm() -> FakeSlurm:
-    found = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
-    found.extend_lease(NOW_S + 600)
-    return found
+    return behind_lease(four_jobs(), one_gpu())
 
 
 @pytest.fixture

@@ -120,7 +120,6 @@ def group_of(make_controller, *ids: int) -> FakeSlurm:
     slurm = FakeSlurm([job(each) for each in ids], [make_node("n1", gpu_count=1)])
     one_cycle(make_controller, slurm)
     slurm.tick()
-    slurm.tick()
     assert all(slurm.jobs[each].state is JobState.RUNNING for each in ids)
     return slurm
 
@@ -243,13 +242,11 @@ def test_a_requeued_job_need_not_wait_for_its_old_credential(make_controller):
     slurm = FakeSlurm([job(1)], [make_node("n1", gpu_count=1)])
     one_cycle(make_controller, slurm)
     slurm.tick()
-    slurm.tick()
     stop(slurm, read_job(slurm.jobs[1]))
     (pilot,) = pilots(slurm)
     slurm.end(pilot.job_id)
     assert slurm.jobs[1].begin_s > slurm.now_s
     one_cycle(make_controller, slurm)
-    slurm.tick()
     slurm.tick()
     assert slurm.starts[1] == 2
 

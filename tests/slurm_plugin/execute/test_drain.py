@@ -64,7 +64,7 @@ def test_a_broken_group_and_a_job_still_being_saved_are_waited_for(at_work):
     slurm.jobs[3] = make_job(3, state=JobState.COMPLETING, held=False, reason="", nodes="n1")
 
     def break_group() -> None:
-        slurm.end(pilot_of(slurm), JobState.FAILED)
+        slurm.end(pilot_of(slurm), state=JobState.FAILED)
         for job_id in (1, 2):
             slurm.requeue_hold(job_id)
 

@@ -221,7 +221,6 @@ def test_nodes_show_what_their_pilots_monitors_have_told(run, accounts):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     run(slurm)
     slurm.tick()
-    slurm.tick()
     (pilot,) = pilots(slurm)
     use = {"n": [3.5, 16, 8, 2, None], "g": {"0": [0.75, 4], "7": [1, 1]}, "1": [1.5, 2, 0, None, None]}
     report = {"1": {"n": 5, "t": 1.25, "s": [0.25] * 4, "w": [0] * 4}, "u": use}

@@ -64,8 +64,7 @@ def test_a_group_that_ended_is_reported_once(group, accounts, tmp_path):
     start_s = slurm.jobs[pilot].start_s
     slurm.tick(100)
     measure(slurm, pilot, {1: 90, 2: 80})
-    for job in (1, 2, pilot):
-        slurm.end(job)
+    slurm.end(1, 2, pilot)
     end_s = slurm.now_s
     cycle()
     reports = {job: parse_report(comment) for job, comment in accounts.comments.items()}
@@ -107,8 +106,7 @@ def test_the_first_job_of_a_model_is_told_its_counted_iterations_in_the_time_tha
     slurm.jobs[1] = replace(job, comment=with_measured(job.comment, {**FIRST, "at": slurm.now_s}))
     if seen == "running":
         cycle()
-    for each in (1, 2, pilot):
-        slurm.end(each)
+    slurm.end(1, 2, pilot)
     cycle()
     report = parse_report(accounts.comments[1])
     assert (report.basis, report.alone_s) == ("iterations", pytest.approx(60 * 1.25))
@@ -119,8 +117,7 @@ def test_an_estimate_of_a_time_alone_enters_no_sum(make_controller, accounts, tm
     slurm, pilot, cycle = running_group(make_controller, *FOUR_KINDS[1:], profiling={"mode": "in-place"})
     slurm.tick(100)
     measure(slurm, pilot, {1: 60, 2: 60})
-    for each in (1, 2, pilot):
-        slurm.end(each)
+    slurm.end(1, 2, pilot)
     cycle()
     reports = {job: parse_report(comment) for job, comment in accounts.comments.items()}
     assert {job: report.basis for job, report in reports.items()} == {1: "plan", 2: "iterations"}
@@ -162,8 +159,7 @@ def test_what_slurmctld_has_forgotten_is_looked_up(group, accounts):
 
 def test_while_the_accounts_do_not_answer_reports_wait_and_are_counted_once(group, accounts, tmp_path, caplog):
     slurm, pilot, cycle = group
-    for job in (1, 2, pilot):
-        slurm.end(job)
+    slurm.end(1, 2, pilot)
     accounts.failure = GatewayError("cannot complete the record: connection refused")
     cycle()
     cycle()
@@ -189,8 +185,7 @@ def test_while_the_accounts_do_not_answer_reports_wait_and_are_counted_once(grou
 def test_without_accounts_only_the_metrics_know(group, accounts, tmp_path, failure, tries):
     slurm, pilot, cycle = group
     accounts.failure = failure
-    for job in (1, 2, pilot):
-        slurm.end(job)
+    slurm.end(1, 2, pilot)
     for seconds in tries:
         assert open_accounts(tmp_path) != {}
         cycle(seconds)
@@ -201,7 +196,7 @@ def test_without_accounts_only_the_metrics_know(group, accounts, tmp_path, failu
 def test_a_member_that_leaves_its_group_is_not_reported_for_it(group, accounts, tmp_path):
     slurm, pilot, cycle = group
     slurm.tick(50)
-    slurm.end(pilot, JobState.CANCELLED)
+    slurm.end(pilot, state=JobState.CANCELLED)
     for job in (1, 2):
         slurm.requeue_hold(job)
     for _ in range(4):
@@ -220,8 +215,7 @@ def test_a_job_that_joins_pays_its_part_from_then_on(group, accounts):
     joined_s = slurm.jobs[3].start_s
     assert slurm.jobs[3].state is JobState.RUNNING
     slurm.tick(300)
-    for job in (1, 2, 3, pilot):
-        slurm.end(job)
+    slurm.end(1, 2, 3, pilot)
     cycle()
     reports = {job: parse_report(comment) for job, comment in accounts.comments.items()}
     alone_s, together_s = joined_s - begun_s, slurm.jobs[pilot].end_s - joined_s
@@ -242,8 +236,7 @@ def test_a_job_that_joins_after_anothers_end_has_not_shared_with_it(group, accou
     cycle()
     assert slurm.jobs[3].state is JobState.RUNNING
     slurm.tick(100)
-    for job in (2, 3, pilot):
-        slurm.end(job)
+    slurm.end(2, 3, pilot)
     cycle()
     partners = {job: parse_report(comment).partners for job, comment in accounts.comments.items()}
     assert partners == {1: (2,), 2: (1, 3), 3: (2,)}
@@ -257,8 +250,7 @@ def test_a_job_alone_behind_its_pilot_saves_nothing_by_sharing(make_controller, 
     (pilot,) = pilots(slurm)
     slurm.tick(100)
     measure(slurm, pilot.job_id, {1: 60})
-    for job in (1, pilot.job_id):
-        slurm.end(job)
+    slurm.end(1, pilot.job_id)
     one_cycle(make_controller, slurm)
     report = parse_report(accounts.comments[1])
     assert (report.basis, report.partners) == ("iterations", ())

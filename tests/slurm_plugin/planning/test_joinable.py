@@ -268,7 +268,7 @@ def test_users_read_that_such_a_job_runs_alone_and_without_its_pilot_it_goes_bac
         (pilot,) = pilots(slurm)
         assert (told.state, told.group, told.partners) == ("alone", pilot.job_id, ())
         assert "others may join it while it runs" in told.reasons
-        slurm.end(pilot.job_id, JobState.FAILED)
+        slurm.end(pilot.job_id, state=JobState.FAILED)
         slurm.requeue_hold(1)
         controller.cycle()
         slurm.now_s += 300

@@ -116,7 +116,7 @@ def test_culprit_runs_alone_and_the_others_share_again(make_controller):
         slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=token)
         for i in (1, 2, 3, 4):
             slurm.requeue_hold(i)
-        slurm.end(pilot.job_id, JobState.FAILED)
+        slurm.end(pilot.job_id, state=JobState.FAILED)
         told: set[str] = set()
         for _ in range(4):
             status = controller.cycle()
@@ -125,7 +125,7 @@ def test_culprit_runs_alone_and_the_others_share_again(make_controller):
             if slurm.jobs[3].state is JobState.RUNNING:
                 assert read_job(slurm.jobs[3]).role is not Role.MEMBER
                 assert slurm.jobs[3].gpu_count == 1
-                slurm.end(3, JobState.FAILED)
+                slurm.end(3, state=JobState.FAILED)
     second = [job for job in pilots(slurm) if job.job_id != pilot.job_id]
     assert [set(tags.parse_pilot(job.admin_comment)[1]) for job in second] == [{1, 2, 4}]
     assert slurm.jobs[3].state is JobState.FAILED
