@@ -190,7 +190,7 @@ class VirtualSlurm(FakeSlurm):
         odd = Odd(f"pilot {tag.members} {self.now_s}")
         self._update(pilot.job_id, comment=pilot_report(odd, tag.members), name=odd.text("muri:1+2"))
         if odd.chance(0.1):
-            self.end(pilot.job_id, odd.one((JobState.CANCELLED, JobState.FAILED)))
+            self.end(pilot.job_id, state=odd.one((JobState.CANCELLED, JobState.FAILED)))
         elif pilot.state is JobState.PENDING and odd.chance(0.1):
             self._update(pilot.job_id, held=True, reason="JobHeldUser")
 
@@ -202,7 +202,7 @@ class VirtualSlurm(FakeSlurm):
                 if self._is_active(job_id) and odd.chance(0.3):
                     self._update(job_id, comment=dry_run_result(odd, token))
         if odd.chance(0.1):
-            self.end(run.job_id, JobState.CANCELLED)
+            self.end(run.job_id, state=JobState.CANCELLED)
 
     def _act_on_own(self, job: Job, odd: Odd) -> None:
         """What any user may do to his own job, now and then."""
@@ -212,7 +212,7 @@ class VirtualSlurm(FakeSlurm):
         acts = [
             lambda: self._update(job.job_id, comment=odd.comment(written(odd.json()))),
             lambda: self._update(job.job_id, name=odd.text("job")),
-            lambda: self.end(job.job_id, JobState.CANCELLED),
+            lambda: self.end(job.job_id, state=JobState.CANCELLED),
         ]
         if pending:
             acts += [
