@@ -46,10 +46,9 @@ class SchedulerCallError(MuriError):
 
 
 class Membership:
-    """A job's standing with the scheduler; this one stands in where no scheduler plug-in is installed.
+    """A job's standing with the scheduler; each method raises a `MuriError` when the scheduler cannot do it now.
 
-    Without one there are no groups, and no job can be requeued. A plug-in has these methods, and each raises a
-    `MuriError` when the scheduler cannot do it now.
+    This one stands in where there is no scheduler: there are no groups, and no job can be requeued.
     """
 
     def await_place(self, job_id: str) -> Place | None:
@@ -87,8 +86,8 @@ class Membership:
         return []
 
 
-def load_membership(group: str = ENTRY_POINTS) -> Membership:
-    """Return the scheduler that is installed here by an entry point of the group, or the stand-in where there is none.
+def load_membership() -> Membership:
+    """Return the scheduler that is installed here by an entry point, Muri's own where there is none.
 
     Raises:
         MembershipError: Several are installed, or the one cannot be used.
@@ -96,11 +95,7 @@ def load_membership(group: str = ENTRY_POINTS) -> Membership:
     # Costs tens of milliseconds, which most runs of `muri run` can save.
     from importlib.metadata import EntryPoint, entry_points
 
-    points = tuple(entry_points(group=group))
-    if not points and group == ENTRY_POINTS:
-        points = (EntryPoint(*OWN, group),)
-    if not points:
-        return Membership()
+    points = tuple(entry_points(group=ENTRY_POINTS)) or (EntryPoint(*OWN, ENTRY_POINTS),)
     if len(points) > 1:
         names = ", ".join(f"{point.name} ({point.value})" for point in points)
         raise MembershipError(f"several schedulers are installed for Muri: {names}; uninstall all but one")

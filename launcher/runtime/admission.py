@@ -1,5 +1,6 @@
 """Decides which jobs may run in the group: the controller has put them there, and the GPU has memory for them."""
 
+import functools
 import logging
 import subprocess
 import sys
@@ -96,26 +97,22 @@ class MemoryAdmission:
 
     Args:
         table: Knows the sessions under way, and members' peak GPU memory: planned, and once it is, measured.
-        device_gib: Memory of the GPU; None: the GPU is asked, and without one every member is admitted.
+        threads: Knows the GPU, if members run as threads. Else the driver is asked; without one all are admitted.
         now: Clock in seconds.
-        threads: Knows the GPU, if members run as threads.
     """
 
     def __init__(
         self,
         table: MemberTable,
-        device_gib: float | None = None,
-        now: Callable[[], float] = time.monotonic,
         threads: SharedProcess | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
         self._threads = threads
         self._now = now
-        self._device_gib = device_gib
         self._lock = threading.Lock()
         self._let_in_s: dict[str, float] = {}
-        self._driver_asked = False
-        self._driver_gib: float | None = None
+        self._driver_gib = functools.cache(total_gib)
 
     def refusal(self, member: str) -> dict[str, str] | None:
         """Return why a member cannot be let in now, None when it can.
@@ -152,11 +149,5 @@ class MemoryAdmission:
         return sum(need_gib[member] for member in others) + contexts * CONTEXT_GIB
 
     def _capacity_gib(self) -> float | None:
-        if self._device_gib is not None:
-            return self._device_gib
         own_gib = None if self._threads is None else self._threads.gpu_mem_gib()
-        if own_gib is not None:
-            return own_gib
-        if not self._driver_asked:
-            self._driver_asked, self._driver_gib = True, total_gib()
-        return self._driver_gib
+        return self._driver_gib() if own_gib is None else own_gib

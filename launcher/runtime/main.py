@@ -56,7 +56,6 @@ class RuntimeOptions:
     starter: Starter
     node: Node
     place: Place | None = None
-    device_mem_gib: float | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,13 +67,6 @@ def _path(text: str) -> Path:
     return Path(text).resolve()
 
 
-def _gib(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} must be greater than 0")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m muri.launcher.runtime.main",
@@ -84,7 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--group", required=True, help="The group, as the JSON of muri.group_spec.GroupSpec.")
     add("--run-dir", type=Path, help="Directory of the sockets, mode 0700.")
-    add("--device-mem-gib", type=_gib, help="Memory of the GPU, if not its own.")
     add("--status-file", type=_path, help="JSON status, written every second.")
     add("--trace", type=_path, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl.")
     add("--preload", default="torch", help="Modules to import ahead, comma-separated (default: %(default)s).")
@@ -199,7 +190,7 @@ class Runtime:
         start = functools.partial(supervised, options.starter, options.run_dir)
         factory = SessionFactory(pausing, self._table.spec_of, self._trace, start, self._threads)
         admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table)
-        memory = MemoryAdmission(self._table, options.device_mem_gib, threads=self._threads)
+        memory = MemoryAdmission(self._table, self._threads)
         self._server = Server(options.run_dir, group.ids, self._table, factory, admission, memory, self._ranks)
         exchange = None if self._ranks is None else self._ranks.exchange
         self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, exchange)

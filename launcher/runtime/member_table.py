@@ -262,7 +262,7 @@ class MemberTable:
         self._members = {spec.job_id: Member(spec) for spec in group.members}
         self.discipline: Final = group.discipline
         self._started = utc_now()
-        self._arbiter: Arbiter | None = None
+        self._arbiter: Arbiter  # `watch` sets it before any session begins
         self._threads: SharedProcess | None = None
         self._has_gpu = True
         self._broken: frozenset[str] = frozenset()
@@ -300,7 +300,7 @@ class MemberTable:
         for member in sorted(self._broken - before):
             logger.warning(
                 "member %s does not get the speed that it was promised, under %s: the group takes no more members",
-                member, self.discipline if arbiter is None else arbiter.discipline,
+                member, arbiter.discipline,
             )  # fmt: skip
         for member in sorted(before - self._broken):
             logger.info("member %s gets the speed that it was promised again", member)
@@ -323,8 +323,7 @@ class MemberTable:
             unknown = member.spec.solo_iteration_s is None
             member.measurement = Measurement(session, self._is_undisturbed, tells_early=unknown)
             self.changed.set()
-        if self._arbiter is not None:
-            self._arbiter.set_measuring(session.member, measuring=unknown)
+        self._arbiter.set_measuring(session.member, measuring=unknown)
         return True
 
     def end_measurements(self) -> None:
@@ -334,9 +333,8 @@ class MemberTable:
             for member in running.values():
                 member.measured()
             over = [name for name, m in running.items() if m.measurement is None or not m.measurement.needs_turns]
-        if self._arbiter is not None:
-            for name in over:
-                self._arbiter.set_measuring(name, measuring=False)
+        for name in over:
+            self._arbiter.set_measuring(name, measuring=False)
 
     @property
     def awaits_means(self) -> bool:
@@ -364,7 +362,7 @@ class MemberTable:
 
         Without turns no member waits for the GPU at a stage's end.
         """
-        if self._arbiter is not None and self._arbiter.takes_turns:
+        if self._arbiter.takes_turns:
             return True
         return not self._has_gpu and sum(member.state == "running" for member in list(self._members.values())) == 1
 
@@ -387,7 +385,7 @@ class MemberTable:
         fault = None if self._threads is None else self._threads.fault()
         group: dict[str, object] = {} if fault is None else {"fault": fault}
         group |= {"pid": os.getpid(), "pilot_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
-        return group | group_status(self._arbiter, self.discipline, members)
+        return group | group_status(self._arbiter, members)
 
     def write_status(self, path: Path) -> None:
         """Write the status file so that a reader sees all of it or none."""
@@ -421,22 +419,19 @@ def shares_of(records: Sequence[IterationRecord]) -> dict[str, float]:
     return {name: round(share, 4) for name, share in (held | {"wait": wait, "other": rest}).items()}
 
 
-def group_status(
-    arbiter: Arbiter | None, discipline: str, members: Mapping[str, Mapping[str, object]]
-) -> dict[str, object]:
-    """Return the status file's content without the runtime's identity; `discipline` stands in for a missing arbiter."""
-    holders = [None] * len(RESOURCES) if arbiter is None else arbiter.holders()
+def group_status(arbiter: Arbiter, members: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+    """Return the status file's content without the runtime's identity."""
     speeds = [speed for member in members.values() if isinstance(speed := member["speed"], float)]
     shares = [share for member in members.values() if isinstance(share := member["share"], dict)]
     busy = [min(1.0, sum(share.get(stage, 0.0) for share in shares)) for stage in STAGES]
     return {
         "updated": utc_now(),
-        "discipline": discipline if arbiter is None else arbiter.discipline,
+        "discipline": arbiter.discipline,
         "disciplines": arbiter.history if isinstance(arbiter, SwitchingArbiter) else [],
         "total_speed": sum(speeds) if speeds else None,
         "resources": {
             resource: {"holder": holder, "busy": round(share, 4)}
-            for resource, holder, share in zip(RESOURCES, holders, busy, strict=True)
+            for resource, holder, share in zip(RESOURCES, arbiter.holders(), busy, strict=True)
         },
         "members": members,
     }

@@ -21,6 +21,18 @@ FOREIGN_VARIABLES = (
 )  # fmt: skip
 
 
+LOOP = """
+    import os, sys, time
+    import muri
+    print("started", os.getpid(), flush=True)
+    for step in muri.batches(range(int(sys.argv[1]))):
+        for name in ("preprocess", "propagate", "synchronize"):
+            with muri.stage(name):
+                time.sleep(0.002)
+    print("finished")
+"""
+"""A script of so many iterations as its first argument says."""
+
 Process = subprocess.Popen[bytes] | WarmProcess
 
 
@@ -96,6 +108,11 @@ class Launcher:
     def out(self, job_id: str | None) -> str:
         """A member's standard output so far."""
         return self.path(job_id, "out").read_text()
+
+    def says(self, job_id: str, word: str = "started") -> str:
+        """Wait until a member's output has a line with a word; returns the line."""
+        until(lambda: word in self.out(job_id) and self.out(job_id).endswith("\n"), f"{word!r} of {job_id}")
+        return next(line for line in self.out(job_id).splitlines() if word in line)
 
     def err(self, job_id: str | None) -> str:
         """A member's standard error so far."""

@@ -3,8 +3,6 @@
 `WarmStart.popen` looks like `subprocess.Popen`. Its processes are forked from a server, this file run as a script,
 which has imported PyTorch and nothing of Muri's launcher. A forked process interprets its command line as
 Python would (`-c`, `-m` or a script), and an `os.execv` of Python, as `muri run` does it, goes on in the same process.
-A child that it starts while it has one thread, as `muri run` does for a dry run, is forked from it, without the
-modules that it has imported since.
 """
 
 import atexit
@@ -37,10 +35,6 @@ LOADED = (
 )  # fmt: skip
 _LARGEST_MESSAGE = 1 << 17
 _START_S = 240.0
-_HOOKS = {"muri.launcher.script.compute"}
-"""They change PyTorch, which a program of its own would find unchanged."""
-_ahead: set[str] = set()
-_left_behind: list[object] = []
 
 
 class WarmProcess:
@@ -147,60 +141,12 @@ class _Executed(BaseException):
 
 
 _plain_execv = os.execv
-_plain_fork_exec = subprocess._fork_exec
 
 
 def _execv(path: str, command: Sequence[str]) -> NoReturn:
     if path == sys.executable:
         raise _Executed(list(command[1:]))
     _plain_execv(path, command)
-
-
-def _fork_exec(command: Sequence[str], executables: Sequence[bytes], close_fds: bool, *options: Any) -> int:
-    """What `subprocess` calls; a Python that this process starts is forked from it, if a fork takes along all of it."""
-    kept, cwd, environment, *descriptors = options[:11]
-    restore_signals, new_session, process_group, gid, groups, uid, umask, prepare, _ = options[11:]
-    variables = None if environment is None else dict(os.fsdecode(pair).split("=", 1) for pair in environment)
-    usual = restore_signals and close_fds and (process_group, gid, groups, uid, umask) == (-1, None, None, None, -1)
-    is_program = len(command) > 1 and (command[1] in ("-c", "-m") or not str(command[1]).startswith("-"))
-    alone = len(list(Path("/proc/self/task").iterdir())) == 1 and _HOOKS.isdisjoint(sys.modules)
-    warm = usual and is_program and alone and executables[0] == os.fsencode(sys.executable)
-    if not warm or not starts_warm(variables or dict(os.environ)):
-        return _plain_fork_exec(command, executables, close_fds, *options)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _enter(descriptors, kept, new_session)
-            _heed(cwd, dict(os.environ) if variables is None else variables)
-            if prepare is not None:
-                prepare()
-            os.close(descriptors[-1])  # who started this process waits for that
-        except BaseException:
-            os._exit(255)  # as after an error in `preexec_fn`
-        _become_and_exit(list(map(str, command[1:])))
-    return pid
-
-
-def _enter(descriptors: list[int], kept: Sequence[int], new_session: bool) -> None:
-    """Make of a forked process what `exec` would have made of it."""
-    reading, _, _, writing, _, errors, _, reports = descriptors
-    files = [os.dup(file if file >= 0 else number) for number, file in enumerate((reading, writing, errors))]
-    for target, source in enumerate(files):
-        os.dup2(source, target)
-    for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
-        if number not in {0, 1, 2, reports, *kept}:
-            with contextlib.suppress(OSError):  # the folder that was listed
-                os.close(number)
-    _left_behind.extend([sys.stdout, sys.stderr])  # the starter writes the rest of their buffers
-    sys.stdout = os.fdopen(1, "w", closefd=False)
-    sys.stderr = os.fdopen(2, "w", 1, closefd=False, errors="backslashreplace")
-    _left_behind.extend(sys.modules.pop(name) for name in sys.modules.keys() - _ahead)
-    atexit._clear()
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    if new_session:
-        os.setsid()
 
 
 def _interpret(arguments: list[str]) -> None:
@@ -225,7 +171,6 @@ def _interpret(arguments: list[str]) -> None:
 
 def _become(arguments: list[str]) -> None:
     os.execv = _execv
-    subprocess._fork_exec = _fork_exec
     while True:
         try:
             return _interpret(arguments)
@@ -262,7 +207,6 @@ def _import_ahead() -> None:
         importlib.import_module(name)
     sys.path.insert(0, "")
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork takes along one thread only"
-    _ahead.update(sys.modules)
     gc.collect()
     gc.freeze()  # what all processes share, their collectors need not look at
 

@@ -60,7 +60,7 @@ def _command_line(process: psutil.Process) -> str:
 def test_peer_of_the_network_example_dies_with_a_killed_job(launcher: Launcher) -> None:
     launcher.threads("101", options=("--preload", "torch"))
     job = launcher.member("101", EXAMPLES / "train_network.py", "--iterations", 100_000)
-    until(lambda: "iteration" in launcher.out("101"), "the first iterations")
+    launcher.says("101", "iteration")
     runtime = psutil.Process(launcher.status()["pid"])
     assert peers(runtime)
     job.kill()

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import pty
-import select
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import LOOP, Launcher, ends
 from polling import DEADLINE_S, until
 from rich.console import Console
 
@@ -20,12 +19,6 @@ from muri.launcher.run import top
 from muri.launcher.run.top import Found, GroupView, NoGroupError, find_groups, read_group, render, sort_members
 
 MURI = [sys.executable, "-c", "from muri.cli import main; main()"]
-LOOP = """
-    import sys, time, muri
-    for _ in muri.batches(range(int(sys.argv[1]))):
-        with muri.stage("propagate"):
-            time.sleep(0.005)
-"""
 
 
 def member(**changes: Any) -> dict[str, Any]:
@@ -261,7 +254,6 @@ def test_shows_a_real_group_plainly_as_json_and_live(launcher: Launcher) -> None
     assert group["stale"] is False
     text, code = in_a_terminal([*MURI, "top"], launcher.environment)
     assert "101" in text
-    assert text.count("total speed") >= 1
     assert code == 0
     job.terminate()
     ends(job)
@@ -270,20 +262,13 @@ def test_shows_a_real_group_plainly_as_json_and_live(launcher: Launcher) -> None
 def in_a_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, int]:
     """Run in a pseudo-terminal until something was drawn, then press q."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command, env=environment | {"TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
-    )
-    os.close(theirs)
-    text, pressed, end_s = b"", False, time.monotonic() + DEADLINE_S
-    while time.monotonic() < end_s and process.poll() is None:
-        if select.select([ours], [], [], 0.1)[0]:
-            try:
-                text += os.read(ours, 65536)
-            except OSError:
-                break
-        if b"total speed" in text and not pressed:
-            os.write(ours, b"q")
-            pressed = True
-    code = process.wait(timeout=DEADLINE_S)
-    os.close(ours)
-    return text.decode(errors="replace"), code
+    with os.fdopen(ours, "r+b", buffering=0) as terminal:
+        process = subprocess.Popen(
+            command, env=environment | {"TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        text = b""
+        while b"total speed" not in text:  # an OSError tells that the command has ended before
+            text += terminal.read(65536)
+        terminal.write(b"q")
+        return text.decode(errors="replace"), process.wait(timeout=DEADLINE_S)

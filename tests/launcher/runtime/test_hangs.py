@@ -62,19 +62,13 @@ DEADLOCK = """
 """
 
 
-def said(launcher: Launcher, job: str, word: str) -> str:
-    """Wait until a member's output has a line with a word; returns the line."""
-    until(lambda: word in launcher.out(job) and launcher.out(job).endswith("\n"), f"{word!r} of {job}")
-    return next(line for line in launcher.out(job).splitlines() if word in line)
-
-
 def test_a_runtime_ends_at_once_although_a_member_waits_for_one_that_hangs(launcher: Launcher) -> None:
     runtime = launcher.threads("101", "102", options=("--grace-s", "0.5"))
     watchdog = next(pid for pid in children(runtime.pid) if b"runtime.hangs" in command_line(pid))
     hung = launcher.member("102", launcher.script(DEADLOCK, "deadlock.py"), **AGAIN)
-    said(launcher, "102", "holds")
+    launcher.says("102", "holds")
     waits = launcher.member("101", launcher.script(WAITS), **AGAIN)
-    said(launcher, "101", "waits")
+    launcher.says("101", "waits")
     runtime.terminate()
     assert ends(runtime) == 0
     assert [ends(waits), ends(hung)] == [75, 75]
@@ -110,14 +104,14 @@ def test_what_hangs_is_ended_and_what_works_or_may_wait_goes_on(launcher: Launch
     launcher.threads("101", "102", "103", "104", "105", options=SOON)
     silent, deadlock = launcher.script(SILENT, "silent.py"), launcher.script(DEADLOCK, "deadlock.py")
     works = launcher.member("101", silent, "works")
-    said(launcher, "101", "holds")
+    launcher.says("101", "holds")
     may_wait = launcher.member("102", silent, "waits", MURI_HANG_TIMEOUT_S="0")
-    said(launcher, "102", "holds")
+    launcher.says("102", "holds")
     hung = launcher.member("103", deadlock)
-    said(launcher, "103", "holds")
+    launcher.says("103", "holds")
     stopped = launcher.member("104", deadlock, MURI_ISOLATION="process")
     last = launcher.member("105", launcher.script(WORK), "5")
-    os.kill(int(said(launcher, "104", "holds").split()[1]), signal.SIGSTOP)
+    os.kill(int(launcher.says("104", "holds").split()[1]), signal.SIGSTOP)
     assert [ends(works), ends(may_wait)] == [0, 0], (launcher.err("101"), launcher.err("102"))
     assert [ends(hung), ends(stopped), ends(last)] == [124, 124, 0]
     assert "muri: the script holds a resource for which other jobs wait" in launcher.err("103")
@@ -169,7 +163,7 @@ def test_who_has_stopped_training_or_is_stopped_is_ended_though_it_holds_nothing
     waits = launcher.member("103", launcher.script(WAITS_BEFORE_IT_TRAINS, "waits.py"))
     here = launcher.script("import os, time\nprint('here', os.getpid(), flush=True)\ntime.sleep(1000)", "here.py")
     stopped = launcher.member("104", here)
-    os.kill(int(said(launcher, "104", "here").split()[1]), signal.SIGSTOP)
+    os.kill(int(launcher.says("104", "here").split()[1]), signal.SIGSTOP)
     codes = [ends(process) for process in (frozen, deadlocked, waits, stopped)]
     assert codes == [124, 124, 0, 124], launcher.err("102") + launcher.err("103")
     assert [launcher.out(job) for job in ("101", "102", "103")] == ["keeps\n", "waits\n", "finished\n"]
@@ -181,7 +175,7 @@ def test_who_has_stopped_training_or_is_stopped_is_ended_though_it_holds_nothing
 def test_a_member_that_keeps_the_interpreter_ends_its_group_and_all_return_to_the_queue(launcher: Launcher) -> None:
     runtime = launcher.threads("101", "102", options=SOON)
     other = launcher.member("102", launcher.script(WORK), "1000000", **AGAIN)
-    said(launcher, "102", "starts")
+    launcher.says("102", "starts")
     keeps = launcher.member("101", launcher.script(KEEPS_THE_INTERPRETER, "keeps.py"), **AGAIN)
     assert [ends(runtime), ends(keeps), ends(other)] == [-signal.SIGKILL, 75, 75]
     log = (launcher.folder / "runtime.log").read_text()

@@ -6,29 +6,33 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import LOOP, Launcher, ends
 from polling import until
 
 from muri.group_spec import MemberSpec
 from muri.launcher.runtime.admission import CONTEXT_GIB, START_S, MemoryAdmission, total_gib
 from muri.launcher.runtime.member_table import MemberTable
+from muri.launcher.threads import SharedProcess
 
 
 class Group:
     """Members that run, by the isolation that they have."""
 
     def __init__(self, need_gib: dict[str, float], device_gib: float | None) -> None:
-        self.need_gib = need_gib
+        self.need_gib, self.device_gib = need_gib, device_gib
         self.sessions: dict[str, SimpleNamespace] = {}
         self.now_s = 0.0
         self.measured_gib: dict[str, float] = {}
-        self.admission = MemoryAdmission(cast(MemberTable, self), device_gib, lambda: self.now_s)
+        self.admission = MemoryAdmission(cast(MemberTable, self), cast(SharedProcess, self), lambda: self.now_s)
 
     def running(self) -> list[SimpleNamespace]:
         return list(self.sessions.values())
 
     def spec_of(self, member: str) -> MemberSpec:
         return MemberSpec(member, gpu_mem_gib=self.need_gib.get(member))
+
+    def gpu_mem_gib(self) -> float | None:
+        return self.device_gib
 
     def measured_gpu_mem_gib(self) -> dict[str, float]:
         return self.measured_gib
@@ -90,18 +94,6 @@ def test_a_member_that_was_let_in_and_does_not_start_gives_its_memory_up() -> No
     assert group.admission.refusal("2") is None
 
 
-def test_refused_member_goes_back_to_the_queue(launcher: Launcher) -> None:
-    needs = ("--gpu-mem-gib", "101=6,102=6", "--device-mem-gib", "8")
-    launcher.threads("101", "102", options=needs)
-    script = launcher.script("import time; print('started', flush=True); time.sleep(1000)")
-    launcher.member("101", script)
-    until(lambda: "started" in launcher.out("101"), "the first member")
-    launcher.member("102", script)
-    until(lambda: "requeueing job 102" in launcher.err("102"), "the refusal")
-    assert "job 102 needs 6.0 GiB of GPU memory" in launcher.err("102")
-    assert launcher.out("102") == ""
-
-
 def resident_mib(pid: int) -> float:
     """Physical memory of a process."""
     line = next(s for s in Path(f"/proc/{pid}/status").read_text().splitlines() if s.startswith("VmRSS"))
@@ -116,14 +108,6 @@ HUNGRY = """
     with muri.stage("propagate"):
         more = {more}
 """
-LOOP = """
-    import time
-    import muri
-    for step in muri.batches(range(100)):
-        with muri.stage("propagate"):
-            time.sleep(0.01)
-    print("finished")
-"""
 
 
 WANTS = {
@@ -137,7 +121,7 @@ def test_want_of_memory_ends_one_member_and_its_memory_goes_back(launcher: Launc
     runtime = launcher.threads("101", "102", "103", "104", options=("--preload", "torch"))
     assert ends(launcher.member("104", launcher.script("import torch", "warm.py"))) == 0
     before_mib = resident_mib(runtime.pid)
-    other = launcher.member("104", launcher.script(LOOP, "loop.py"))
+    other = launcher.member("104", launcher.script(LOOP, "loop.py"), 200)
     for job, (more, error) in zip(("101", "102", "103"), WANTS.items(), strict=True):
         assert ends(launcher.member(job, launcher.script(HUNGRY.format(more=more)))) == 1
         assert error in launcher.err(job)
@@ -154,12 +138,29 @@ int cuDeviceTotalMem_v2(size_t *total, int device) { *total = (size_t)80 << 30; 
 """
 
 
+def make_driver(folder: Path, error: int) -> None:
+    source = folder / "driver.c"
+    source.write_text(DRIVER)
+    subprocess.run(["cc", "-shared", "-fPIC", f"-DINIT={error}", "-o", folder / "libcuda.so.1", source], check=True)
+
+
 @pytest.mark.parametrize(("error", "found_gib"), [(0, 80.0), (100, None)])
 def test_the_driver_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, found_gib: float | None
 ) -> None:
-    source = tmp_path / "driver.c"
-    source.write_text(DRIVER)
-    subprocess.run(["cc", "-shared", "-fPIC", f"-DINIT={error}", "-o", tmp_path / "libcuda.so.1", source], check=True)
+    make_driver(tmp_path, error)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     assert total_gib() == found_gib
+
+
+def test_refused_member_goes_back_to_the_queue(launcher: Launcher) -> None:
+    make_driver(launcher.folder, 0)
+    launcher.environment["LD_LIBRARY_PATH"] = str(launcher.folder)
+    launcher.threads("101", "102", options=("--gpu-mem-gib", "101=60,102=60"))
+    script = launcher.script("import time; print('started', flush=True); time.sleep(1000)")
+    launcher.member("101", script)
+    launcher.says("101")
+    launcher.member("102", script)
+    until(lambda: "requeueing job 102" in launcher.err("102"), "the refusal")
+    assert "job 102 needs 60.0 GiB of GPU memory" in launcher.err("102")
+    assert launcher.out("102") == ""

@@ -87,7 +87,7 @@ def test_the_second_of_two_scripts_that_run_out_of_memory_together_was_not_alone
     waits = 'import os, time\nprint("started", flush=True)\nwhile not os.path.exists("go"): time.sleep(0.01)\n'
     code = SCHEDULER.replace("ANSWER", "True")
     second = member(launcher, "2", launcher.script(waits + dedent(HUNGRY), "second.py"), code=code)
-    until(lambda: "started" in launcher.out("2"), "the second script")
+    launcher.says("2")
     assert ends(member(launcher, "1", launcher.script(HUNGRY, "first.py"), code=code)) == 1
     (launcher.folder / "go").touch()
     assert ends(second) == 1

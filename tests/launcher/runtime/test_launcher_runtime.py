@@ -13,23 +13,12 @@ from pathlib import Path
 
 import pytest
 from group_words import runtime_words
-from launcher_harness import Launcher, ends
+from launcher_harness import LOOP, Launcher, ends
 from polling import DEADLINE_S, until
 from two_members import run_both
 
 from muri.errors import UsageError
 from muri.launcher.runtime.main import cpus_of, read_options
-
-LOOP = """
-    import sys, time
-    import muri
-    print("started", flush=True)
-    for step in muri.batches(range(int(sys.argv[1]))):
-        for name in ("preprocess", "propagate", "synchronize"):
-            with muri.stage(name):
-                time.sleep(0.002)
-    print("finished")
-"""
 
 
 def test_argv_directory_environment_umask_and_path_are_the_members(launcher: Launcher) -> None:
@@ -137,7 +126,7 @@ def test_a_signal_ends_the_script_as_it_is_handled_and_nobody_else(launcher: Lau
     members = {job: launcher.member(job, launcher.script(SIGNALLED[job][0], f"{job}.py")) for job in SIGNALLED}
     other = launcher.member("107", launcher.script(LOOP, "loop.py"), 100)
     for job, (_, number, code, said) in SIGNALLED.items():
-        until(lambda job=job: "started" in launcher.out(job), "the script")
+        launcher.says(job)
         members[job].send_signal(number)
         assert ends(members[job]) == code, job
         assert launcher.out(job) == f"started\n{said}"
@@ -158,7 +147,7 @@ def test_a_signal_that_the_job_ignores_or_blocks_does_not_reach_its_thread(launc
     command = [sys.executable, "-c", DEAF, "run", str(launcher.script(HANDLES.replace("STAGE", "open('/dev/null')")))]
     out = launcher.path("101", "out").open("ab")
     member = launcher.spawn(command, launcher.environment | {"SLURM_JOB_ID": "101"}, stdout=out)
-    until(lambda: "started" in launcher.out("101"), "the script")
+    launcher.says("101")
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
         member.send_signal(number)
     assert ends(member) == 5
@@ -202,7 +191,7 @@ def test_second_script_of_a_member_at_the_same_time_is_refused(launcher: Launche
     launcher.threads("101")
     script = launcher.script(LOOP)
     first = launcher.member("101", script, 100_000)
-    until(lambda: "started" in launcher.out("101"), "the first script")
+    launcher.says("101")
     second = launcher.member("101", script, 1)
     assert ends(second) == 2
     assert "already runs a script" in launcher.err("101")

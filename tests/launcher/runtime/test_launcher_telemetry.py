@@ -73,12 +73,12 @@ def test_holders_are_told_by_every_discipline(arbiter: FairArbiter | LockstepArb
     arbiter.join("101")
     arbiter.acquire("101", 2)
     member = {"share": {"propagate": 0.7, "wait": 0.3}, "speed": 0.8}
-    status = group_status(arbiter, "?", {"101": member, "102": {"share": {"propagate": 0.5}, "speed": None}})
+    status = group_status(arbiter, {"101": member, "102": {"share": {"propagate": 0.5}, "speed": None}})
     assert status["resources"]["gpu"] == {"holder": "101", "busy": 1.0}
     assert status["resources"]["cpu"] == {"holder": None, "busy": 0.0}
     assert status["total_speed"] == 0.8
     arbiter.release("101", 2)
-    assert group_status(arbiter, "?", {})["resources"]["gpu"]["holder"] is None
+    assert group_status(arbiter, {})["resources"]["gpu"]["holder"] is None
 
 
 def test_status_file_tells_speed_against_the_plan(launcher: Launcher) -> None:

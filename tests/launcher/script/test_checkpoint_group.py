@@ -109,7 +109,7 @@ class Training:
 def test_a_stopped_member_resumes_with_the_same_loss_and_its_partner_goes_on(launcher, uninterrupted_curve, isolation):
     launcher.runtime("101", "102", options=("--isolation", isolation))
     partner = launcher.member("102", launcher.script(STEPS, "steps.py"), launcher.folder / "over")
-    until(lambda: "started" in launcher.out("102"), "the partner")
+    launcher.says("102")
     training = Training(launcher)
     member = training.member()
     if isolation == "thread":
@@ -175,7 +175,7 @@ class JoinableGroup:
         until(lambda: self.process.poll() is not None or launcher.status_path.exists(), "the runtime")
         self.steps = launcher.script(STEPS, "steps.py")
         self.first = launcher.member("101", self.steps, self.over)
-        until(lambda: "started" in launcher.out("101"), "the first member")
+        launcher.says("101")
 
     def joiner(self, job_id: str, script: Path, over: Path, pilot: str = "900") -> Process:
         """A job that the scheduler has put into the group of a pilot job meanwhile."""
@@ -196,7 +196,7 @@ def test_a_job_joins_a_group_at_work_and_leaves_in_any_way_and_the_others_run_on
     group = JoinableGroup(launcher)
     failing, its_end = launcher.script(STEPS + "    sys.exit(7)\n", "failing.py"), launcher.folder / "end_of_102"
     second = group.joiner("102", failing if how == "fail" else group.steps, its_end)
-    until(lambda: "started" in launcher.out("102"), "the new member")
+    launcher.says("102")
     until(lambda: "102" in launcher.status()["members"], "the status to know the new member")
     second.terminate() if how == "cancel" else its_end.touch()
     assert ends(second) == code

@@ -8,20 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from launcher_harness import Launcher, ends, gone
+from launcher_harness import LOOP, Launcher, ends, gone
 from polling import until
 
 OWN = {"MURI_ISOLATION": "process"}
-LOOP = """
-    import os, sys, time
-    import muri
-    print("started", os.getpid(), flush=True)
-    for step in muri.batches(range(int(sys.argv[1]))):
-        for name in ("preprocess", "propagate", "synchronize"):
-            with muri.stage(name):
-                time.sleep(0.002)
-    print("finished")
-"""
 HOLDER = """
     import os, time
     import muri
@@ -45,8 +35,7 @@ def start_bystander(launcher: Launcher, job: str) -> subprocess.Popen[str]:
 
 def started_pid(launcher: Launcher, job: str) -> int:
     """Waits for the line "started PID" of a script."""
-    until(lambda: launcher.out(job).startswith("started") and launcher.out(job).endswith("\n"), "the script")
-    return int(launcher.out(job).split()[1])
+    return int(launcher.says(job).split()[1])
 
 
 def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:

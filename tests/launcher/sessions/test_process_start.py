@@ -65,8 +65,7 @@ def own_nice() -> int:
 
 def pids(launcher: Launcher, job: str) -> tuple[int, int]:
     """Of a script that has started, and of its supervisor."""
-    until(lambda: launcher.out(job).endswith("\n"), "the script")
-    _, script, supervisor = launcher.out(job).split()
+    _, script, supervisor = launcher.says(job).split()
     return int(script), int(supervisor)
 
 

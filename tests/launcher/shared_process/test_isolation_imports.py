@@ -6,7 +6,6 @@ import threading
 
 import pytest
 from launcher_harness import ends
-from polling import until
 from two_members import run_both
 
 from muri.launcher.shared_process.local_imports import ImportTurns, LocalModules
@@ -98,7 +97,7 @@ def test_a_signal_waits_for_the_end_of_an_import_that_others_share(launcher):
     launcher.environment["PYTHONPATH"] = str(launcher.folder / "site")
     launcher.threads("101", "102")
     first = launcher.member("101", launcher.script("import slow\nprint('not reached')\n", "first.py"), PYTHONPATH="")
-    until(lambda: "imported" in launcher.out("101"), "the import")
+    launcher.says("101", "imported")
     first.send_signal(signal.SIGTERM)
     second = launcher.member("102", launcher.script("import slow\nprint(slow.whole)\n", "second.py"), PYTHONPATH="")
     assert [ends(first), ends(second)] == [143, 0], launcher.err("102")
