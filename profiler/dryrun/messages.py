@@ -197,7 +197,3 @@ class StampReader:
         self._offset += len(whole)
         self.stamps_s.extend(float(line) for line in whole.split())
         return self.stamps_s
-
-    def between(self, start_s: float, end_s: float) -> list[float]:
-        """The stamps from one time to another."""
-        return [stamp for stamp in self.stamps_s if start_s <= stamp <= end_s]

@@ -29,21 +29,6 @@ BATCH = (
 )
 """Columns of a batch model beside `batch_size`; a job has one where `compute_per_sample_s` is filled in."""
 
-OPTIONAL = (
-    "user",
-    "batch_size",
-    "gpu_mem_gib",
-    "opportunistic",
-    "listed_duration_s",
-    "cpu_count",
-    "mem_gib",
-    "restart_s",
-    "gpu_type",
-    "gpu_utilization",
-    *BATCH,
-)
-"""Columns that may be missing, or empty in some rows."""
-
 WRITTEN = (
     "job_id",
     "user",

@@ -1,13 +1,14 @@
 """Fixtures of the launcher's tests."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 from checkpoint_scripts import TRAIN, lines
-from foreign_python import make_foreign_python
 from launcher_harness import Launcher, ends, launcher_in
 
 # Hundreds of processes start here: they compile their modules once.
@@ -16,6 +17,13 @@ sys.dont_write_bytecode = False
 
 SHARED_FIXTURES = ("two_ranks", "plain_results")
 """Fixtures of modules that are worth more than tests side by side."""
+
+_PARTS_OF_TORCH = (
+    "torch", "torchgen", "functorch", "numpy", "numpy.libs", "sympy", "mpmath", "networkx", "jinja2", "markupsafe",
+    "filelock", "fsspec", "typing_extensions.py",
+)  # fmt: skip
+
+_FOREIGN = ("muri", "click", "pydantic", "rich", "yaml", "psutil", "ClusterShell")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,8 +35,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a user's own environment, made once."""
-    return make_foreign_python(tmp_path_factory.mktemp("own") / "venv")
+    """A Python of a user's own, made once: with PyTorch, without Muri and without what Muri is made with."""
+    folder = tmp_path_factory.mktemp("own") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python3"
+    packages = Path(str(distribution("torch").locate_file("")))
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+    for name in _PARTS_OF_TORCH:
+        if (packages / name).exists():
+            (Path(own) / name).symlink_to(packages / name)
+    lacks = "; ".join(f"assert find_spec({name!r}) is None, {name!r}" for name in _FOREIGN)
+    subprocess.run([python, "-c", f"from importlib.util import find_spec; {lacks}; import torch"], check=True, cwd="/")
+    return python
 
 
 @pytest.fixture

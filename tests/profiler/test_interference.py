@@ -123,4 +123,3 @@ def test_stamps_are_read_as_they_are_written(tmp_path):
     assert reader.read() == [1.5]
     path.write_text("1.5\n2.5\n3.5\n")
     assert reader.read() == [1.5, 2.5, 3.5]
-    assert reader.between(2.0, 3.0) == [2.5]

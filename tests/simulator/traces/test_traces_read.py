@@ -15,7 +15,7 @@ from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.models import load_share, split_exactly
 from muri.simulator.traces.read import FORMATS, read_trace
 from muri.simulator.traces.rows import TraceError
-from muri.simulator.traces.schema import OPTIONAL, REQUIRED, write_trace
+from muri.simulator.traces.schema import BATCH, REQUIRED, write_trace
 
 SHARED_TRACES = Path(__file__).parents[4] / "shared" / "traces"
 
@@ -142,6 +142,12 @@ def test_what_is_written_reads_back_the_same(jobs: list[TraceJob]) -> None:
         path = Path(folder) / "t.csv"
         write_trace(trace, path)
         assert read_trace(path) == trace
+
+
+OPTIONAL = (
+    "user", "batch_size", "gpu_mem_gib", "opportunistic", "listed_duration_s", "cpu_count", "mem_gib", "restart_s",
+    "gpu_type", "gpu_utilization", *BATCH,
+)  # fmt: skip
 
 
 def test_optional_columns_may_be_missing_or_empty(written: Writer) -> None:
