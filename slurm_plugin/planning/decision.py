@@ -137,7 +137,7 @@ def _decide(cycle: Gathered, policy: Policy) -> Decision:
         *(run for run in runs if run.again),
         *releases,
     )
-    return Decision(cycle.view, repairs + preparation.splits, preparation, settled.plan, actions, untrue=cycle.untrue)
+    return Decision(cycle.view, repairs + cycle.splits, preparation, settled.plan, actions, untrue=cycle.untrue)
 
 
 def by_user(faulty: Mapping[int, str], view: View) -> tuple[str, ...]:

@@ -2,12 +2,15 @@
 
 Users may write anything into their jobs' comments: figures are checked as a dry run's are, and serve the user's own
 jobs alone. Of a member only its present run is believed, and only times within it.
+
+In Slurm the waiting tasks of an array are one record. A task of which something is to be changed needs its own, with a
+job id of its own; from then on it is planned like any job. Only as many tasks get one as could start soon.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from muri.clock import MIB_PER_GIB, moment, text_of
@@ -15,7 +18,7 @@ from muri.policies.traits import Sensitivity
 from muri.policies.types import FreeNode
 from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile, says_little
 from muri.slurm_plugin.config import Config, Grouping
-from muri.slurm_plugin.planning.actions import DryRunFailed, KeepProfile, NotMeasured
+from muri.slurm_plugin.planning.actions import DryRunFailed, KeepProfile, NotMeasured, SplitTasks
 from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, Expected, Knowledge, dry_run_key
 from muri.slurm_plugin.planning.model_traits import derived_for, sensitivity_in
 from muri.slurm_plugin.planning.placement import free_nodes
@@ -109,6 +112,7 @@ class Gathered(CycleInput):
     ready: tuple[int, ...]  # The candidates among them
     nodes: tuple[FreeNode, ...]  # What can be given out, with the candidates' partitions for planning
     waiting: Mapping[int, str]  # Candidates that are not ready, with the reason
+    splits: tuple[SplitTasks, ...]  # Tasks of job arrays that need records of their own before they can be planned
     to_slurm: Mapping[int, str]  # Those that Slurm cannot start now, with the reason: Slurm decides about them alone
     dry_runs: tuple[DryRun, ...]
     last_dry_run_s: Mapping[str, float]  # When the last one of a user began, seconds since the epoch
@@ -128,6 +132,7 @@ def gather(cycle: CycleInput) -> Gathered:
     members = (as_submitted(job, group.pilot) for group in view.running_groups for job in group.members)
     room = SiteRoom(view, cycle.config.pilot.qos)
     ready, waiting, to_slurm = _sorted_out(cycle, room)
+    arrays = [view.jobs[job_id] for job_id, why in waiting.items() if why == _IN_ARRAY]
     jobs = chain(ready, members, map(as_asked, running_alone(view)))
     dry_runs = [intent for intent in cycle.intents if intent.kind == DRY_RUN]
     oldest_first = sorted(dry_runs, key=lambda intent: intent.begun_s)
@@ -142,6 +147,7 @@ def gather(cycle: CycleInput) -> Gathered:
         ready=tuple(job.job_id for job in ready),
         nodes=free_nodes(view, cycle.config, room.places, ready),
         waiting=waiting,
+        splits=tuple(split_soon(arrays, view, cycle.config)),
         to_slurm=to_slurm,
         dry_runs=tuple(_dry_run(intent, view, now_s) for intent in dry_runs if intent.state == "begun"),
         last_dry_run_s={dry_run_key(intent, view).user: intent.begun_s for intent in oldest_first},
@@ -150,7 +156,7 @@ def gather(cycle: CycleInput) -> Gathered:
     )
 
 
-IN_ARRAY: Final = "these tasks of its array come after those that have job ids of their own"
+_IN_ARRAY: Final = "these tasks of its array come after those that have job ids of their own"
 
 
 def _sorted_out(cycle: CycleInput, room: SiteRoom) -> tuple[list[ManagedJob], dict[int, str], dict[int, str]]:
@@ -169,7 +175,7 @@ def _sorted_out(cycle: CycleInput, room: SiteRoom) -> tuple[list[ManagedJob], di
         elif reason := room.why_no_room(job):
             waiting[job.job_id] = reason
         elif job.several_tasks and job.job_id not in cycle.knowledge.exclusions:
-            waiting[job.job_id] = IN_ARRAY
+            waiting[job.job_id] = _IN_ARRAY
         elif job.job_id in too_many:
             waiting[job.job_id] = too_many[job.job_id]
         else:
@@ -191,7 +197,7 @@ def throttled(view: View) -> dict[int, str]:
 
     Slurm counts them, too; but a member that Slurm keeps waiting would leave its group's GPUs idle.
     """
-    taken, found = started_tasks(view), dict[int, str]()
+    taken, found = _started(view), dict[int, str]()
     tasks = [job for job in view.having(Role.CANDIDATE) if job.array_limit and job.array_tasks.isdecimal()]
     for job in sorted(tasks, key=lambda job: int(job.array_tasks)):
         if taken[job.array_job_id] >= job.array_limit:
@@ -200,13 +206,38 @@ def throttled(view: View) -> dict[int, str]:
     return found
 
 
-def started_tasks(view: View) -> Counter[int]:
-    """Return how many tasks of each array have been let go and not ended."""
+def _started(view: View) -> Counter[int]:
+    """How many tasks of each array have been let go and not ended."""
     return Counter(
         job.array_job_id
         for job in view.jobs.values()
         if job.array_job_id and job.state.is_active and (job.state is not JobState.PENDING or is_let_go(job))
     )
+
+
+_MOST_READY: Final = 64
+"""So many tasks of an array have records of their own before they start; each costs slurmctld a record."""
+
+
+def split_soon(records: Iterable[ManagedJob], view: View, config: Config) -> Iterator[SplitTasks]:
+    """Give records to the tasks that could start soon, in their order.
+
+    One task always stays behind: the last one keeps the array's own record.
+    """
+    ready = Counter(job.array_job_id for job in view.having(Role.CANDIDATE) if not job.several_tasks)
+    started = _started(view)
+    for record in records:
+        array = record.array_job_id
+        nodes = (node for node in view.snapshot.nodes if node.usable and record.partition in node.partitions)
+        at_once = config.grouping.max_group_size * sum(node.gpu_count for node in nodes) // max(1, record.gpu_count)
+        most = min(_MOST_READY, max(1, at_once))
+        if record.array_limit:
+            most = min(most, record.array_limit - started[array])
+        waiting = list(islice(record.tasks, max(0, most - ready[array]) + 1))
+        tasks = waiting[: most - ready[array]] if most > ready[array] else []
+        tasks = tasks if len(waiting) > len(tasks) else tasks[:-1]
+        if tasks:
+            yield SplitTasks(record.job_id, tuple(tasks))
 
 
 def is_let_go(job: ManagedJob) -> bool:

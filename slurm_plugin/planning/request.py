@@ -1,13 +1,8 @@
-"""From what is known to a policy's request, and what is measured. Pure.
-
-In Slurm the waiting tasks of an array are one record. A task of which something is to be changed needs its own, with a
-job id of its own; from then on it is planned like any job. Only as many tasks get one as could start soon.
-"""
+"""From what is known to a policy's request, and what is measured. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Final, NamedTuple
 
 from muri.clock import MIB_PER_GIB
@@ -15,12 +10,12 @@ from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import PlanJob, PlanRequest, ProfileUse, waited_s
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
+from muri.slurm_plugin.planning.actions import StartDryRun
 from muri.slurm_plugin.planning.cycle_input import Knowledge
-from muri.slurm_plugin.planning.gathered import ALONE_ON_REQUEST, IN_ARRAY, Gathered, KnownJob, started_tasks
+from muri.slurm_plugin.planning.gathered import ALONE_ON_REQUEST, Gathered, KnownJob
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
 from muri.slurm_plugin.records.cluster import Job, NodeIndex
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View
+from muri.slurm_plugin.records.roles import ManagedJob, Role
 
 _CALLS_NOT = (
     "its model was never measured, and its batch script does not call `muri run` itself, without which it has no GPU "
@@ -38,7 +33,6 @@ class Preparation:
     # What the cycle decides on. Its `dry_run_jobs` include the jobs of these dry runs, except those planned with an
     # estimate: they may start, and then nothing is measured with them.
     cycle: Gathered
-    splits: tuple[SplitTasks, ...] = ()  # Tasks of job arrays that need records of their own before they can be planned
 
 
 def prepare(cycle: Gathered, profile_use: ProfileUse = "all", *, allocates_cpus: bool = False) -> Preparation:
@@ -73,9 +67,7 @@ def prepare(cycle: Gathered, profile_use: ProfileUse = "all", *, allocates_cpus:
         now_s=now_s,
         max_group_size=config.grouping.max_group_size,
     )
-    arrays = [cycle.view.jobs[job_id] for job_id, why in waiting.items() if why == IN_ARRAY]
-    splits = tuple(split_soon(arrays, cycle.view, config))
-    return Preparation(request, dry_runs, waiting, cycle, splits)
+    return Preparation(request, dry_runs, waiting, cycle)
 
 
 GroupLimits = Callable[[ManagedJob, int], tuple[int, str]]
@@ -231,31 +223,6 @@ def _is_to_be_measured(known: KnownJob, knowledge: Knowledge, profile_use: Profi
     under_way = key in knowledge.profiling or job.job_id in knowledge.dry_run_jobs
     impossible = job.unknown_task or job.het or job.special or known.arguments_unknown
     return not (under_way or impossible or known.failed)
-
-
-_MOST_READY: Final = 64
-"""So many tasks of an array have records of their own before they start; each costs slurmctld a record."""
-
-
-def split_soon(records: Iterable[ManagedJob], view: View, config: Config) -> Iterator[SplitTasks]:
-    """Give records to the tasks that could start soon, in their order.
-
-    One task always stays behind: the last one keeps the array's own record.
-    """
-    ready = Counter(job.array_job_id for job in view.having(Role.CANDIDATE) if not job.several_tasks)
-    started = started_tasks(view)
-    for record in records:
-        array = record.array_job_id
-        nodes = (node for node in view.snapshot.nodes if node.usable and record.partition in node.partitions)
-        at_once = config.grouping.max_group_size * sum(node.gpu_count for node in nodes) // max(1, record.gpu_count)
-        most = min(_MOST_READY, max(1, at_once))
-        if record.array_limit:
-            most = min(most, record.array_limit - started[array])
-        waiting = list(islice(record.tasks, max(0, most - ready[array]) + 1))
-        tasks = waiting[: most - ready[array]] if most > ready[array] else []
-        tasks = tasks if len(waiting) > len(tasks) else tasks[:-1]
-        if tasks:
-            yield SplitTasks(record.job_id, tuple(tasks))
 
 
 SHARES: Final = 2

@@ -54,30 +54,30 @@ def test_a_record_has_a_name_of_its_own(tasks: str, name: str, several: bool, un
 
 
 def test_as_many_tasks_get_records_as_could_start_and_never_more_than_some_dozen() -> None:
-    prepared = prepare(gathered(task(10, "0-9999"), gpus=2))
-    assert prepared.splits == (SplitTasks(10, tuple(range(8))),)  # four in a group
-    assert not prepared.request.jobs
-    assert "come after those that have job ids of their own" in prepared.waiting[10]
+    cycle = gathered(task(10, "0-9999"), gpus=2)
+    assert cycle.splits == (SplitTasks(10, tuple(range(8))),)  # four in a group
+    assert not prepare(cycle).request.jobs
+    assert "come after those that have job ids of their own" in cycle.waiting[10]
     ready = [task(20 + number, str(number)) for number in range(8)]
-    assert prepare(gathered(task(10, "8-9999"), *ready)).splits == ()
-    (split,) = prepare(gathered(task(10, "0-9999"), gpus=1000)).splits
+    assert gathered(task(10, "8-9999"), *ready).splits == ()
+    (split,) = gathered(task(10, "0-9999"), gpus=1000).splits
     assert len(split.tasks) == 64
     # The last task keeps the array's record.
-    assert prepare(gathered(task(10, "4,7"))).splits == (SplitTasks(10, (4,)),)
-    assert prepare(gathered(task(10, "7"))).splits == ()
+    assert gathered(task(10, "4,7")).splits == (SplitTasks(10, (4,)),)
+    assert gathered(task(10, "7")).splits == ()
 
 
 @pytest.mark.parametrize(
     "changes", [{"dependency": "afterok:3"}, {"begin_s": NOW_S + 60}, {"held": True, "reason": "JobHeldUser"}]
 )
 def test_tasks_that_cannot_start_anyway_stay_one_record(changes: dict[str, object]) -> None:
-    assert prepare(gathered(task(10, "0-9", **changes))).splits == ()
+    assert gathered(task(10, "0-9", **changes)).splits == ()
 
 
 def test_no_more_tasks_get_records_than_the_array_may_run_at_once() -> None:
     running = let_go(task(11, "0", 3), state=JobState.RUNNING)
-    assert prepare(gathered(task(10, "2-9", 3), task(12, "1", 3), running)).splits == (SplitTasks(10, (2,)),)
-    assert prepare(gathered(task(10, "2-9", 2), task(12, "1", 2), running)).splits == ()
+    assert gathered(task(10, "2-9", 3), task(12, "1", 3), running).splits == (SplitTasks(10, (2,)),)
+    assert gathered(task(10, "2-9", 2), task(12, "1", 2), running).splits == ()
 
 
 def test_the_first_tasks_of_a_throttled_array_are_planned() -> None:
