@@ -135,10 +135,6 @@ class MuriCluster:
         """Import profiles of the four kinds."""
         self.know(*(slow_in(slow, ProfileKey(slow, 8, 1, gpu_type), dangers) for slow in STAGES))
 
-    def know_profile(self, key: ProfileKey, stage_s: Sequence[float]) -> None:
-        """Import the profile of a model whose iterations take 0.1 s."""
-        self.know(StageProfile(key, *stage_s, iteration_s=0.1, iterations=20))
-
     def profile(self, *command: str, stdin: str = "") -> str:
         """Return the output of a verb of `muri profile` on the controller's store."""
         store = ("--store", f"{self.state_dir}/profiles.db")
@@ -236,9 +232,9 @@ class MuriCluster:
         return self.driver.run(self.controller_command, "--once", user="root")
 
     @contextmanager
-    def controller(self) -> Iterator[None]:
-        """Have a controller at work, two cycles a second; its log is `self.controller_log()`."""
-        command = f"exec {self.controller_command} --interval 0.5 2>>{self.state_dir}.log"
+    def controller(self, options: str = "--interval 0.5") -> Iterator[None]:
+        """Have a controller at work, mostly with two cycles a second; its log is `self.controller_log()`."""
+        command = f"exec {self.controller_command} {options} 2>>{self.state_dir}.log"
         process = self.driver.popen("sh", "-c", command, user="root")
         try:
             yield

@@ -169,7 +169,8 @@ def emptied(driver: Driver) -> Iterator[Driver]:
 
 def _empty(sandbox: str) -> Any:
     def empty(request: pytest.FixtureRequest) -> Iterator[Driver]:
-        yield from emptied(request.getfixturevalue(sandbox))
+        """Of this sandbox, or of the one that a test names."""
+        yield from emptied(request.getfixturevalue(getattr(request, "param", sandbox)))
 
     return pytest.fixture(empty)
 
@@ -184,3 +185,12 @@ def site(site_sandbox: Driver) -> Iterator[Driver]:
 cluster = _empty("sandbox")
 one_gpu = _empty("one_gpu_sandbox")
 accounted = _empty("accounting_sandbox")
+
+#: For what depends on Slurm's release: on each one where groups form.
+on_both_releases = pytest.mark.parametrize("one_gpu", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
+
+
+@pytest.fixture
+def muri(one_gpu: Driver) -> MuriCluster:
+    """One GPU to share, and a controller to call."""
+    return MuriCluster(one_gpu)

@@ -1,13 +1,11 @@
 """Job arrays on a real Slurm: tasks are members like other jobs, and each stays a task of its array."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from muri_cluster import DRY_RUNS, MuriCluster
-from sandboxes import emptied
-
-on_every_release = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
+from sandboxes import on_both_releases
 
 #: Each task has another slow stage; the task that is named fails.
 TASK_PY = """\
@@ -30,14 +28,11 @@ sys.exit(3 if sys.argv[1:] == [str(task)] else 0)
 
 
 @pytest.fixture
-def muri(request: pytest.FixtureRequest) -> Iterator[MuriCluster]:
-    """One GPU to share."""
-    for driver in emptied(request.getfixturevalue(getattr(request, "param", "one_gpu_sandbox"))):
-        muri = MuriCluster(driver)
-        muri.script("task", TASK_PY)
-        # All tasks have one profile: planned as its equal, none would keep half of its speed.
-        muri.configure(grouping={"min_speed": 0})
-        yield muri
+def muri(muri: MuriCluster) -> MuriCluster:
+    muri.script("task", TASK_PY)
+    # All tasks have one profile: planned as its equal, none would keep half of its speed.
+    muri.configure(grouping={"min_speed": 0})
+    return muri
 
 
 def submit(muri: MuriCluster, tasks: str, *words: str, options: Sequence[str] = ("-p", "train")) -> int:
@@ -78,7 +73,7 @@ def start(muri: MuriCluster, tasks: str, *words: str) -> tuple[int, int]:
     return array, pilot
 
 
-@on_every_release
+@on_both_releases
 def test_four_tasks_share_one_gpu_and_stay_tasks_of_their_array(muri: MuriCluster) -> None:
     with muri.training():
         array, pilot = start(muri, "0-3", "2")
@@ -136,7 +131,7 @@ def test_scancel_of_one_task_and_of_the_array(muri: MuriCluster) -> None:
     muri.driver.wait_state(pilot)
 
 
-@on_every_release
+@on_both_releases
 def test_tasks_whose_group_dies_run_alone_before_those_that_wait(muri: MuriCluster) -> None:
     """Slurm passes over tasks that stand behind one that it cannot start, and Muri keeps some back."""
     with muri.training():
@@ -198,7 +193,7 @@ def places(muri: MuriCluster, *options: str) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.thorough
-@on_every_release
+@on_both_releases
 def test_an_array_that_its_user_requeues_never_stands_before_an_older_job(muri: MuriCluster) -> None:
     older = muri.driver.submit("-p", "train", "--gres=gpu:1", "--hold", "--wrap=exec sleep 600", user="bob")
     seen: set[tuple[int, int]] = set()
@@ -226,7 +221,7 @@ def test_an_array_that_its_user_requeues_never_stands_before_an_older_job(muri: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("muri", ["accounting_sandbox"], indirect=True)
+@pytest.mark.parametrize("one_gpu", ["accounting_sandbox"], indirect=True)
 def test_those_that_wait_for_muri_stand_back_and_get_their_users_nice_value_again(muri: MuriCluster) -> None:
     """Priorities follow age and fair share: the requeued task has less of the former than its siblings."""
     muri.configure(partitions=["on1"], grouping={"max_group_size": 1})

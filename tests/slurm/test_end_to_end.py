@@ -2,24 +2,13 @@
 
 import json
 import sys
-from collections.abc import Iterator
 
 import pytest
 from muri_cluster import DRY_RUNS, STAGES, MuriCluster
-from sandboxes import emptied
-
-#: For what depends on Slurm's release: on each one where groups form.
-on_every_release = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
+from sandboxes import on_both_releases
 
 
-@pytest.fixture
-def muri(request: pytest.FixtureRequest) -> Iterator[MuriCluster]:
-    """One GPU to share, on the current Slurm or where a test says so."""
-    for driver in emptied(request.getfixturevalue(getattr(request, "param", "one_gpu_sandbox"))):
-        yield MuriCluster(driver)
-
-
-@on_every_release
+@on_both_releases
 def test_four_jobs_share_one_gpu_and_stay_ordinary_jobs(muri):
     muri.know_profiles()
     jobs = [muri.submit(kind, iterations=5, code=3 if kind == "load" else 0) for kind in STAGES]
@@ -44,7 +33,7 @@ def test_four_jobs_share_one_gpu_and_stay_ordinary_jobs(muri):
     muri.driver.wait_state(pilot, "COMPLETED")
 
 
-@on_every_release
+@on_both_releases
 def test_scancel_of_a_member_leaves_its_partners_and_that_of_a_whole_group_ends_it_for_good(muri):
     """The latter as `scancel -u alice` does it: the pilot goes, too, and its members must not come back for it."""
     muri.configure(gateway="command")
@@ -113,7 +102,7 @@ def test_a_failing_dry_run_does_not_block_the_job(muri):
     assert fields[job]["JobState"] == "COMPLETED"
 
 
-@on_every_release
+@on_both_releases
 @pytest.mark.parametrize("kinds", [("load", "propagate"), pytest.param(("load",), marks=pytest.mark.thorough)])
 def test_members_of_a_dead_host_run_alone(muri, kinds):
     """One of them keeps the time limit that an administrator has given it; its pilot had to last as long."""
@@ -210,7 +199,7 @@ def test_a_controller_killed_at_any_point_loses_and_doubles_no_job(muri, nth, si
     muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot")
 
 
-@on_every_release
+@on_both_releases
 def test_drain_gives_every_held_job_back(muri):
     muri.know_profiles()
     jobs = [muri.submit(kind, "-c", "2", iterations=1) for kind in STAGES[1:]]

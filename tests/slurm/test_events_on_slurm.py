@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from muri_cluster import MuriCluster, keep_gate
-from sandboxes import emptied
+from sandboxes import on_both_releases
 
 from sandbox.driver import Driver
 
@@ -28,29 +28,20 @@ from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 print(ended_in(SlurmCommands().run("count ended jobs", ["sdiag"])))
 """
 
-on_both_releases = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
-
 
 @pytest.fixture
-def muri(request: pytest.FixtureRequest) -> Iterator[MuriCluster]:
-    for driver in emptied(request.getfixturevalue(request.param)):
-        cluster = MuriCluster(driver)
-        cluster.know_profiles()
-        cluster.configure(interval_s=INTERVAL_S, grouping={"max_group_size": 2, "join": False})
-        yield cluster
+def muri(muri: MuriCluster) -> MuriCluster:
+    muri.know_profiles()
+    muri.configure(interval_s=INTERVAL_S, grouping={"max_group_size": 2, "join": False})
+    return muri
 
 
 @contextmanager
-def at_work(muri: MuriCluster, *options: str) -> Iterator[None]:
+def at_work(muri: MuriCluster, options: str) -> Iterator[None]:
     """Have a controller whose first cycle is over."""
-    command = f"exec {muri.controller_command} {' '.join(options)} 2>>{muri.state_dir}.log"
-    process = muri.driver.popen("sh", "-c", command, user="root")
-    try:
+    with muri.controller(options):
         muri.driver.wait_until(lambda: is_there(muri.driver, f"{muri.state_dir}/status.json"), "the first cycle")
         yield
-    finally:
-        process.terminate()
-        process.communicate(timeout=240)
 
 
 def is_there(driver: Driver, path: str) -> bool:
@@ -96,7 +87,6 @@ while os.path.exists(os.path.expanduser("~/keep-training")):
 """
 
 
-@pytest.mark.parametrize("muri", ["one_gpu_sandbox"], indirect=True)
 def test_the_first_means_of_a_model_never_seen_cause_a_cycle_although_they_are_not_sure(muri: MuriCluster) -> None:
     muri.configure(interval_s=INTERVAL_S, profiling={"mode": "in-place"})
     script = muri.script("unsteady", UNSTEADY_PY)
@@ -110,7 +100,6 @@ def test_the_first_means_of_a_model_never_seen_cause_a_cycle_although_they_are_n
     assert muri.driver.wait_state(job)["JobState"] == "COMPLETED"
 
 
-@pytest.mark.parametrize("muri", ["one_gpu_sandbox"], indirect=True)
 def test_the_timers_cycles_go_on_beside_the_process_that_watches(muri: MuriCluster) -> None:
     with at_work(muri, "--events"):
         second = muri.driver.run("muri-controller", "--events", user="root")

@@ -3,8 +3,6 @@
 import pytest
 from muri_cluster import MuriCluster
 
-from sandbox.driver import Driver
-
 BREAKING_PY = """\
 import os, time
 import muri
@@ -18,11 +16,10 @@ raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 @pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
-    cluster = MuriCluster(one_gpu)
-    cluster.script("breaking", BREAKING_PY)
-    one_gpu.run("rm", "-f", "break")
-    return cluster
+def muri(muri: MuriCluster) -> MuriCluster:
+    muri.script("breaking", BREAKING_PY)
+    muri.driver.run("rm", "-f", "break")
+    return muri
 
 
 def start(muri: MuriCluster) -> tuple[list[int], int, int]:

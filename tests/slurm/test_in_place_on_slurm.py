@@ -1,11 +1,8 @@
 """On a real Slurm: a model never seen starts at once, and is measured while its job trains."""
 
-import pytest
 from muri_cluster import MuriCluster
 
 from sandbox.driver import Driver
-
-FORGE = """for job; do scontrol update jobid=$job comment='muri-measured:{"at":1e300,"error":"as-forged"}'; done"""
 
 NEW_PY = """\
 import os, sys
@@ -52,21 +49,3 @@ def test_a_pytorch_script_never_seen_shares_at_once_and_its_profile_is_stored_wh
     assert {one_gpu.wait_state(job)["JobState"] for job in (known, new)} == {"COMPLETED"}
     assert muri.output(new).count("started") == 1  # no script ran twice
     assert muri.dry_runs() == before
-
-
-@pytest.mark.thorough
-def test_forged_measurements_leave_one_line_in_the_log(one_gpu: Driver) -> None:
-    muri = MuriCluster(one_gpu)
-    muri.configure(profiling={"mode": "in-place"})
-    with muri.training():
-        members, _ = muri.start_group("load", "propagate")
-        others = [one_gpu.submit("--hold", "--gres=gpu:1", f"--muri=model=m{n}", "--wrap=true") for n in range(10)]
-        one_gpu.run("sh", "-c", FORGE, "sh", *map(str, others))
-        one_gpu.run("scancel", *map(str, others[5:]))
-        with muri.controller():
-            for _ in range(60):  # the pilot job tells of its members, too
-                one_gpu.run("sh", "-c", FORGE, "sh", *map(str, members))
-            one_gpu.wait_until(lambda: "2 faulty jobs of alice" in muri.controller_log(), "a cycle")
-    log = muri.controller_log()
-    assert log.count("its figures of its model cannot be true") <= 2, log  # of one member, and of both
-    assert "as-forged" not in log

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from muri_cluster import MuriCluster
+from muri_cluster import MuriCluster, slow_in
 from sandboxes import emptied, start
 
 from muri.profiler.records import ProfileKey
@@ -45,7 +45,7 @@ def hold(driver: Driver, node: str, gpus: int) -> list[int]:
 def test_a_pilot_job_goes_where_the_free_gpus_are_linked(pairs: Driver) -> None:
     muri = MuriCluster(pairs)
     muri.configure(partitions=["train"])
-    muri.know_profile(ProfileKey("ranks", 32, 2, "gpu"), [0.01, 0.01, 0.07, 0.02])
+    muri.know(slow_in("propagate", ProfileKey("ranks", 32, 2, "gpu")))
     pairs.write("ranks.sh", RANKS_SH)
     by_gpu = {}
     for job in hold(pairs, "n1", 4):

@@ -60,12 +60,11 @@ for epoch in range(begun.epoch if begun else 0, 1000):
 
 
 @pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
-    cluster = MuriCluster(one_gpu)
-    cluster.know_profiles()
-    cluster.script("curve", CURVE_PY)
-    one_gpu.run("sh", "-c", "rm -f *.curve")
-    return cluster
+def muri(muri: MuriCluster) -> MuriCluster:
+    muri.know_profiles()
+    muri.script("curve", CURVE_PY)
+    muri.driver.run("sh", "-c", "rm -f *.curve")
+    return muri
 
 
 def submit(muri: MuriCluster, *options: str) -> int:

@@ -8,7 +8,6 @@ from muri_cluster import MuriCluster
 
 from muri.cli import cli
 from muri.commands import with_commands_below
-from sandbox.driver import Driver
 from sandbox.support import CHECKOUT
 
 COMMANDS = {
@@ -86,13 +85,6 @@ def test_the_list_of_commands_is_complete() -> None:
     assert names == {f"muri {name}" for name in COMMANDS}
 
 
-@pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
-    muri = MuriCluster(one_gpu)
-    muri.cycle()
-    return muri
-
-
 #: No slurmctld answers, as Slurm's commands see it; how long they try again depends on the two timeouts.
 NO_SLURMCTLD = "s/^SlurmctldPort=.*/SlurmctldPort=1/;s/^(SlurmctldTimeout|MessageTimeout)=.*/\\1=4/"
 
@@ -118,6 +110,7 @@ CONDITIONS: dict[str, tuple[str, dict[str, str], set[str]]] = {
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_ordinary_users_get_messages(muri: MuriCluster, condition: str) -> None:
+    muri.cycle()
     before, environment, must_fail = CONDITIONS[condition]
     muri.driver.run("sh", "-c", before, user="root")
     try:
@@ -133,8 +126,7 @@ def test_ordinary_users_get_messages(muri: MuriCluster, condition: str) -> None:
     assert {name for name in ANYWHERE if codes[name] != 0} == set()
 
 
-def test_the_controller_refuses_to_run_as_slurmuser_and_leaves_nothing_in_roots_way(one_gpu: Driver) -> None:
-    muri = MuriCluster(one_gpu)
+def test_the_controller_refuses_to_run_as_slurmuser_and_leaves_nothing_in_roots_way(muri: MuriCluster) -> None:
     as_slurm = ("setpriv", "--reuid=slurm", "--regid=slurm", "--clear-groups", "muri-controller")
     for mode in ("--once", "--interval 1"):  # before root's first cycle, and when root's lock file is there
         refused = muri.driver.run(*as_slurm, *mode.split(), user="root", check=False)

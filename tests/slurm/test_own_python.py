@@ -31,10 +31,9 @@ def one_gpu(release: Driver) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
-    cluster = MuriCluster(one_gpu)
+def muri(muri: MuriCluster, one_gpu: Driver) -> MuriCluster:
     packages = "import click, pathlib; print(pathlib.Path(click.__file__).parents[1])"
-    third_party = cluster.python(packages).stdout.strip()
+    third_party = muri.python(packages).stdout.strip()
     make = (
         "rm -rf /opt/private; python3 -m venv --without-pip /opt/private; "
         "echo $0 > $(/opt/private/bin/python3 -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')/it.pth"
@@ -45,8 +44,8 @@ def muri(one_gpu: Driver) -> MuriCluster:
         one_gpu.run("sh", "-c", f"rm -rf {name}; python3 -m venv --without-pip {name}")
         lacks = one_gpu.run(f"/home/alice/{name}/bin/python3", "-c", "import click", check=False)
         assert "No module named 'click'" in lacks.stderr
-    cluster.script("train", f"import sys\nprint('prefix', sys.prefix, flush=True)\n{TRAIN_PY}")
-    return cluster
+    muri.script("train", f"import sys\nprint('prefix', sys.prefix, flush=True)\n{TRAIN_PY}")
+    return muri
 
 
 def submit(muri: MuriCluster, kind: str, venv: str, iterations: int = 30) -> int:

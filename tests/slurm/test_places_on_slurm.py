@@ -14,11 +14,6 @@ SQUATTED = "/tmp/muri-1001"  # The name that alice's run directory would have in
 
 
 @pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
-    return MuriCluster(one_gpu)
-
-
-@pytest.fixture
 def squatted(one_gpu: Driver) -> Iterator[None]:
     """Bob has made alice's directory in /tmp, where everybody can enter it."""
     one_gpu.run("sh", "-c", f"mkdir {SQUATTED} && chmod 777 {SQUATTED}", user="bob")

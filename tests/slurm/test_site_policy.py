@@ -127,31 +127,6 @@ def test_jobs_run_where_they_ask_to_and_no_gpu_is_promised_twice(site: SiteClust
     assert {runs[job].nodes for job in (named, *group)} == {"n1"}
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("gateway", ["pyslurm"])
-def test_whose_job_overran_its_duration_does_not_overtake_others_again(site: SiteCluster) -> None:
-    site.configure(policy="srsf", partitions=["on1"])
-    site.block("on1", gpus=1)
-
-    def submit(user: str, model: str, duration: str, sleep_s: int) -> int:
-        mark = f"--muri=model={model},duration={duration}"
-        return site.driver.submit("-p", "on1", "--gres=gpu:1", mark, f"--wrap=sleep {sleep_s}", user=user)
-
-    with site.controller():
-        overrun = submit("alice", "first", "1s", 75)
-        assert site.driver.wait_state(overrun)["JobState"] == "COMPLETED"
-    blocker = site.block("on1", gpus=1)
-    hers, his = submit("alice", "fresh", "1s", 1), submit("bob", "other", "5s", 1)
-    site.cycle()
-    told = json.loads(site.explain(hers, "--json"))
-    assert 8 < told["duration_factor"] < 20  # of 75 s a minute is for the start
-    assert "- its duration=1s is taken as 1" in site.explain(hers)
-    site.driver.run("scancel", str(blocker), user="root")
-    site.cycles_until_ended(hers, his)
-    runs = site.runs(hers, his)
-    assert runs[his].start_s < runs[hers].start_s
-
-
 def member_status(site: SiteCluster, pilot: int, job: int) -> dict[str, Any]:
     """Return the runtime's status of a member."""
     status = json.loads(site.driver.read(f"/run/muri/1001/pilot-{pilot}.json"))

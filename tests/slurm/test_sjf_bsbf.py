@@ -7,7 +7,6 @@ from muri_cluster import MuriCluster
 
 from muri.profiler.interference import LEARNT
 from muri.profiler.records import ProfileKey, StageProfile
-from sandbox.driver import Driver
 
 TRAIN_PY = """\
 import os, sys, time
@@ -46,11 +45,10 @@ def profile(model: str, batch: int, iteration_s: float, on_gpu: float, gpu_mem_g
 
 
 @pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
-    cluster = MuriCluster(one_gpu)
-    cluster.configure(policy="sjf-bsbf", gpu_mem_gib={"gpu": 10.0}, grouping={"min_speed": 0})
-    cluster.script("share", TRAIN_PY)
-    return cluster
+def muri(muri: MuriCluster) -> MuriCluster:
+    muri.configure(policy="sjf-bsbf", gpu_mem_gib={"gpu": 10.0}, grouping={"min_speed": 0})
+    muri.script("share", TRAIN_PY)
+    return muri
 
 
 def submit(muri: MuriCluster, mark: str, name: str) -> int:

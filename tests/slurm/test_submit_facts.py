@@ -1,15 +1,13 @@
 """Facts of a submission, on a Slurm whose job records keep the submit line and on one where they do not."""
 
-import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from muri_cluster import DRY_RUNS, TRAIN_PY, MuriCluster
-from sandboxes import emptied
+from muri_cluster import DRY_RUNS, MuriCluster
+from sandboxes import on_both_releases
 
-pytestmark = DRY_RUNS
+pytestmark = [DRY_RUNS, on_both_releases]
 
 WORDS = ["train_cpu.py", "--iterations", "100", "two words", "", "it's $HOME `id`", "a\nb", "*", "-x"]
 
@@ -21,26 +19,17 @@ muri run /home/alice/train.py 30 0 load
 """
 
 
-@pytest.fixture(params=["one_gpu_sandbox", "trixie_one_gpu_sandbox"])
-def muri(request: pytest.FixtureRequest) -> Iterator[MuriCluster]:
-    for driver in emptied(request.getfixturevalue(request.param)):
-        cluster = MuriCluster(driver)
-        driver.run("sh", "-c", "rm -f words.*")
-        driver.write("train.py", TRAIN_PY)
-        driver.write("train.sh", TRAIN_SH)
-        yield cluster
+@pytest.fixture
+def muri(muri: MuriCluster) -> MuriCluster:
+    muri.driver.run("sh", "-c", "rm -f words.*")
+    muri.driver.write("train.sh", TRAIN_SH)
+    return muri
 
 
 def submit(muri: MuriCluster, *words: str, **options: Any) -> int:
     # Alone: the model is measured on each release, whether or not it can group.
     marked = ("-p", "train", "--gres=gpu:1", "--muri=alone")
     return muri.driver.submit(*marked, "/home/alice/train.sh", *words, **options)
-
-
-def models(muri: MuriCluster) -> list[str]:
-    store = ("--store", f"{muri.state_dir}/profiles.db")
-    listed = json.loads(muri.driver.run("muri", "profile", "list", "--json", *store, user="root").stdout)
-    return [profile["model"] for profile in listed["profiles"]]
 
 
 def test_arguments_reach_dry_run_and_job_as_they_were_given(muri: MuriCluster) -> None:
@@ -50,7 +39,7 @@ def test_arguments_reach_dry_run_and_job_as_they_were_given(muri: MuriCluster) -
     expected = "".join(f"{word}\0" for word in WORDS) + "\n"
     assert muri.driver.read("/home/alice/words.muri-dryrun") == expected
     assert muri.driver.read("/home/alice/words.train.sh") == expected
-    (model,) = models(muri)
+    (model,) = muri.models()
     assert "--iterations 100 'two words'" in model
 
 
@@ -62,7 +51,7 @@ def test_jobs_that_only_their_arguments_tell_apart_are_measured_once_each_and_gr
     ]
     fields = muri.cycles_until_ended(*jobs)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}, muri.controller_log()
-    assert len(models(muri)) == 2
+    assert len(muri.models()) == 2
     grouped = [job for job in fields.values() if "muri-state" in job["AdminComment"]]
     assert len(grouped) >= 2, muri.controller_log()
     assert {job["Restarts"] for job in fields.values()} == {"0"}
@@ -72,7 +61,7 @@ def test_arguments_that_are_too_long_leave_the_job_alone_and_it_says_so(muri: Mu
     job = submit(muri, "x" * 5000)
     assert ".~ " in muri.driver.job(job)["AdminComment"]
     assert muri.cycles_until_ended(job)[job]["JobState"] == "COMPLETED"
-    assert models(muri) == []
+    assert muri.models() == {}
     assert len(muri.driver.read("/home/alice/words.train.sh")) == 5002
 
 
@@ -84,7 +73,7 @@ def test_without_the_facts_nothing_is_guessed(muri: MuriCluster) -> None:
     muri.driver.run("scontrol", "update", f"jobid={job}", f"admincomment={older}", user="root")
     knows_line = "SubmitLine" in muri.driver.job(job)
     muri.cycles_until_ended(job)
-    assert len(models(muri)) == int(knows_line)
+    assert len(muri.models()) == int(knows_line)
     if not knows_line:
         assert "nothing tells its script's arguments" in muri.controller_log()
 
@@ -127,5 +116,5 @@ def test_a_script_in_another_encoding_and_a_comment_of_two_lines_are_no_obstacle
     submit = f"sbatch --parsable {options} --comment=\"$(printf 'a\\nb')\" latin1.sh"
     job = int(muri.driver.run("sh", "-c", f"{write}; {submit}").stdout)
     with muri.controller():
-        muri.driver.wait_until(lambda: "latin" in models(muri), "the profile")
+        muri.driver.wait_until(lambda: "latin" in muri.models(), "the profile")
         muri.driver.run("scancel", str(job), user="alice")

@@ -21,8 +21,7 @@ def waiting(muri: MuriCluster, jobs: list[int]) -> int:
     return sum(line.startswith(own) and "Licenses=muri_gate" in line for line in lines)
 
 
-def test_a_controller_that_is_told_to_stop_ends_soon_and_the_next_lets_each_job_go_once(one_gpu):
-    muri = MuriCluster(one_gpu)
+def test_a_controller_that_is_told_to_stop_ends_soon_and_the_next_lets_each_job_go_once(muri, one_gpu):
     muri.configure(gateway="command", partitions=["measure"])  # so Slurm alone decides about the jobs of `train`
     script = one_gpu.write("ran.sh", '#!/bin/sh\necho "$SLURM_JOB_ID" >> ~/ran\n')
     one_gpu.run("rm", "-rf", "/home/alice/ran", "/root/stopping", user="root")

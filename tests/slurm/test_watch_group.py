@@ -4,11 +4,8 @@ import json
 
 from muri_cluster import MuriCluster
 
-from sandbox.driver import Driver
 
-
-def test_group_is_watched_by_its_user_by_root_and_by_the_controller(one_gpu: Driver) -> None:
-    muri = MuriCluster(one_gpu)
+def test_group_is_watched_by_its_user_by_root_and_by_the_controller(muri: MuriCluster) -> None:
     muri.configure(pilot={"trace": True})
     with muri.training():
         jobs, pilot = muri.start_group("load", "propagate")
