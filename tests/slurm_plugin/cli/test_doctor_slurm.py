@@ -1,11 +1,31 @@
-"""What `muri doctor` says of Slurm's settings: the gate, what is counted, files of jobs, and cycles on events."""
+"""What `muri doctor` says of Slurm: its settings, the jobs that it tried with, and names in muri.yaml."""
 
 import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+from fake_slurm import FakeSlurm, make_node
 
-from muri.slurm_plugin.cli.doctor_slurm import Level, judge_events, judge_gate, judge_job_files, judge_select
-from muri.slurm_plugin.config import Allocation, Config
+from muri.cli import cli, run_command
+from muri.slurm_plugin.cli import doctor_slurm
+from muri.slurm_plugin.cli.doctor_slurm import (
+    LOAD,
+    Level,
+    examine_submission,
+    judge_events,
+    judge_gate,
+    judge_job_files,
+    judge_job_submit,
+    judge_removal,
+    judge_select,
+    names_in,
+    wrong_python,
+)
+from muri.slurm_plugin.config import Allocation, Config, Pilot, Profiling
+from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
+from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits, TriedForm
 
 LICENSES = "LicenseName=matlab Total=2 Used=0\nLicenseName=muri_gate Total=1000000 Used=0 Free=0 Reserved=1000000\n"
 HOSTS = {"SlurmctldHost[0]": "head(10.0.0.1)", "SlurmctldHost[1]": "spare.example.org"}
@@ -14,20 +34,26 @@ ONLY_CPUS, NEITHER = Allocation(memory="off"), Allocation(cpus="off", memory="of
 
 
 @pytest.mark.parametrize(
-    ("licenses", "config", "level", "said"),
+    ("finding", "level", "said"),
     [
-        (LICENSES, {}, Level.OK, "1200 s after the last cycle"),
-        (LICENSES, {"lease_s": 600}, Level.WARNING, "600 s after the last cycle"),
-        ("LicenseName=muri_gate_2 Total=1\n", {}, Level.PROBLEM, "start as ordinary jobs"),
-        ("", {}, Level.PROBLEM, "start as ordinary jobs"),
-        (LICENSES, {"gate": "hold"}, Level.WARNING, "priority 0"),
-        ("", {"gate": "hold"}, Level.WARNING, "wait for the watchdog"),
+        (judge_gate(LICENSES, Config()), Level.OK, "1200 s after the last cycle"),
+        (judge_gate(LICENSES, Config(lease_s=600)), Level.WARNING, "600 s after the last cycle"),
+        (judge_gate("LicenseName=muri_gate_2 Total=1\n", Config()), Level.PROBLEM, "start as ordinary jobs"),
+        (judge_gate("", Config()), Level.PROBLEM, "start as ordinary jobs"),
+        (judge_gate(LICENSES, Config(gate="hold")), Level.WARNING, "priority 0"),
+        (judge_gate("", Config(gate="hold")), Level.WARNING, "wait for the watchdog"),
+        (judge_job_submit("muri:on muri-gate:licence", Config()), Level.OK, "kept waiting by licence"),
+        (judge_job_submit("muri:on muri-gate:hold", Config(gate="hold")), Level.OK, "kept waiting by hold"),
+        (judge_job_submit("muri:on muri-gate:open", Config()), Level.WARNING, "no controller is running"),
+        (judge_job_submit("muri:on muri-gate:hold", Config()), Level.PROBLEM, "by hold, muri.yaml by licence"),
+        (judge_job_submit("site=x", Config()), Level.PROBLEM, "not tagged"),
+        (judge_removal((), ()), Level.WARNING, "not tried yet"),
     ],
 )
-def test_the_gate_is_judged_by_licence_and_lease(licenses, config, level, said):
-    finding = judge_gate(licenses, Config(**config))
+def test_each_finding_has_its_level_and_says_what_to_do(finding, level, said):
     assert (finding.level, said in finding.text) == (level, True)
     assert bool(finding.remedy) is (level is not Level.OK)
+    assert finding.lines == ((LOAD,) if "not tagged" in said else ())
 
 
 @pytest.mark.parametrize(
@@ -88,3 +114,117 @@ def test_what_is_left_to_the_timer_is_a_warning_with_a_remedy(tmp_path, change, 
     events = {"notice_file": path} | config.get("events", {})
     finding = judge_events(Config(events=events), settings, facts["host"], is_watched=facts["is_watched"])
     assert (finding.level, said in finding.text, bool(finding.remedy)) == (level, True, level is Level.WARNING)
+
+
+MACHINES = (make_node("n1"), make_node("n2"), make_node("login", gpu_count=0))
+
+
+class Commands:
+    """One of Slurm's commands, with its answer."""
+
+    def __init__(self, program: str, answer: str | Exception) -> None:
+        self._program, self._answer = program, answer
+
+    def run(self, action: str, arguments: Sequence[str]) -> str:
+        assert arguments[0] == self._program
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "level"),
+    [
+        ("  --muri[=KEY=VALUE,...]  interleave", Level.OK),
+        ("  --mem=MB", Level.PROBLEM),
+        (GatewayError("plugstack.conf cannot be read"), Level.PROBLEM),
+        (GatewayUnavailableError("no sbatch"), None),
+    ],
+)
+def test_whether_sbatch_knows_the_option(answer, level) -> None:
+    assert [finding.level for finding in examine_submission(Commands("sbatch", answer))] == ([level] if level else [])
+
+
+def test_gpus_that_can_be_taken_away_in_some_form_are_enough() -> None:
+    forms = (TriedForm("--gres=gpu:N", "gres/gpu:0"), TriedForm("--gpus=N", why="Slurm accepts it and keeps the GPU"))
+    finding = judge_removal(forms, MACHINES)
+    assert finding.level is Level.OK
+    assert finding.text == "can be taken away where asked for by --gres=gpu:N; jobs with --gpus=N run alone"
+
+
+def test_where_no_group_can_form_that_is_a_problem_and_what_to_do_is_said() -> None:
+    finding = judge_removal(
+        (TriedForm("--gpus=N", why="a"), TriedForm("--gres=gpu:N", why="the GPU is kept")), MACHINES
+    )
+    assert finding.level is Level.PROBLEM
+    assert "no group can form" in finding.text
+    assert "the GPU is kept" in finding.text
+    assert finding.lines[0] == "GresTypes=gpu,muri"
+    assert finding.lines[-1] == "NodeName=n[1-2] Name=muri Count=64 Flags=CountOnly"
+
+
+NODES = [make_node("n1", partitions=("gpu",), gpu_type="a100"), make_node("n2", partitions=("cpu",), gpu_count=0)]
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    fake = FakeSlurm([], NODES)
+    monkeypatch.setattr(doctor_slurm, "open_gateway", lambda kind: fake)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong"),
+    [
+        (Config(partitions=("gpu", "empty"), gpu_mem_gib={"a100": 80}), ()),
+        (Config(partitions=("gpuu",)), ("partitions: Slurm has no partition gpuu; did you mean gpu? it has cpu, ",)),
+        (Config(profiling=Profiling(partition="dry")), ("profiling.partition: Slurm has no partition dry; it has ",)),
+        (Config(gpu_mem_gib={"a100": 80, "h100": 80}), ("gpu_mem_gib: Slurm has no type of GPUs h100; ",)),
+        (Config(pilot=Pilot(qos="normal")), ()),
+        (Config(pilot=Pilot(qos="nope")), ("pilot.qos: Slurm has no QOS nope; it has muri-",)),
+    ],
+)
+def test_a_name_that_slurm_lacks_is_a_problem_with_those_that_it_has(slurm, config, wrong):
+    taken = replace(slurm.snapshot(), limits=SiteLimits((PartitionLimits("empty"),)))
+    found = names_in(config, taken, Commands("sacctmgr", "normal\nmuri-pilots\n"))
+    assert len(found.wrong) == len(wrong)
+    assert all(told.startswith(begin) for told, begin in zip(found.wrong, wrong, strict=True))
+
+
+def test_without_slurmdbd_it_says_that_it_could_not_look(slurm):
+    accounts = Commands("sacctmgr", GatewayUnavailableError("cannot read the QOS: no slurmdbd"))
+    found = names_in(Config(pilot=Pilot(qos="nope")), slurm.snapshot(), accounts)
+    assert found == ((), ("pilot.qos: cannot read the QOS: no slurmdbd",))
+
+
+def test_a_python_that_is_not_there_is_a_problem(tmp_path):
+    assert not [*wrong_python(Config(node_python=sys.executable))]
+    (told,) = wrong_python(Config(node_python="/nope"))
+    assert told.startswith("node_python: /nope is not a program on this machine")
+
+
+def test_check_exits_with_2_where_slurm_answers(slurm, tmp_path, capsys):
+    (tmp_path / "muri.yaml").write_text("partitions: [gpuu]\nnode_python: /nope\n")
+    assert run_command(cli, ["config", "check", str(tmp_path / "muri.yaml")]) == 2
+    told = capsys.readouterr().err
+    assert "has 2 problem(s):\n  node_python: " in told
+    assert "  partitions: " in told
+
+
+def test_check_says_that_it_could_not_look_where_slurm_is_not(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    (tmp_path / "muri.yaml").write_text("partitions: [gpu]\n")
+    assert run_command(cli, ["config", "check", str(tmp_path / "muri.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"{tmp_path}/muri.yaml: fine\nnot checked here: whether Slurm has the partitions")
+    assert "scontrol" in told
+
+
+def test_the_doctor_counts_them_as_problems(slurm, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(doctor_slurm, "open_gateway", lambda *_: slurm)
+    monkeypatch.setenv("PATH", "/nowhere")
+    config = tmp_path / "muri.yaml"
+    config.write_text(f"partitions: [gpuu]\nnode_python: /nope\nstate_dir: {tmp_path}\n")
+    assert run_command(cli, ["doctor", "--config", str(config)]) == 1
+    told = [line for line in capsys.readouterr().out.splitlines() if "muri.yaml's names" in line]
+    assert [line.split()[0] for line in told] == ["PROBLEM", "PROBLEM"]

@@ -1,15 +1,19 @@
-"""What rings the bell: a file that slurmctld writes, a count that slurmctld tells."""
+"""Events: what rings the bell (a file that slurmctld writes, a count that it tells), and how soon a cycle follows."""
 
 import os
 import stat
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
 import pytest
+from stand_in_controller import Happenings
 from virtual_clock import VirtualClock
 
+from muri.slurm_plugin.controller import events
 from muri.slurm_plugin.controller.events import (
     ArrivalWatch,
+    Bell,
     EndWatch,
     ended_in,
     make_notice_file,
@@ -182,3 +186,52 @@ def test_an_answer_without_counts_tells_nothing() -> None:
     assert ended_in(SDIAG.format(10)) == 17
     assert ended_in(SDIAG.replace("COMPLETE", "OTHER")) == 0  # none yet
     assert ended_in("") is None
+
+
+def begun(at_s: list[float], lasting_s: float = 0.5, until_s: float = 60.0) -> list[float]:
+    """When cycles begin that take so long, looked for each half second."""
+    clock = VirtualClock()
+    bell = Bell((Happenings(clock, at_s),), clock)
+    found = []
+    while clock() < until_s:
+        bell.look()
+        if bell.due_s <= clock():
+            found.append(clock())
+            with bell.cycle():
+                clock.sleep(lasting_s)
+        clock.sleep(0.5)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("at_s", "begun_s"),
+    [
+        pytest.param([10.0], [11.0], id="an event is served once and soon"),
+        pytest.param([10.0, 11.2], [11.0, 16.5], id="an event during a cycle is served by the next one"),
+        pytest.param(
+            [10 + number / 100 for number in range(100)], [11.0, 16.5],
+            id="a burst shares a cycle, and its last jobs get one more",
+        ),
+    ],
+)  # fmt: skip
+def test_events_are_served(at_s: list[float], begun_s: list[float]) -> None:
+    assert begun(at_s) == begun_s
+
+
+@pytest.mark.parametrize(("most_share", "gap_s"), [(0.2, 40.0), (0.5, 10.0), (1.0, 5.0)])
+def test_long_cycles_take_no_more_than_their_share(
+    monkeypatch: pytest.MonkeyPatch, most_share: float, gap_s: float
+) -> None:
+    monkeypatch.setattr(events, "MOST_SHARE", most_share)
+    times_s = begun([number / 10 for number in range(6000)], 10.0, 600.0)
+    assert {later - earlier for earlier, later in pairwise(times_s)} == {10.0 + gap_s}
+
+
+def test_a_cycle_that_could_not_begin_is_left_to_the_timer() -> None:
+    clock = VirtualClock()
+    bell = Bell((), clock)
+    bell.ring()
+    bell.give_up()
+    assert bell.due_s == float("inf")
+    bell.ring()
+    assert bell.due_s == 5.0

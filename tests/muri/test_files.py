@@ -1,12 +1,16 @@
-"""Files that are replaced in one step."""
+"""Files that are replaced in one step or written whole, run directories, and newcomers at a socket."""
 
 import json
 import os
+import select
+import socket
 import stat
+from pathlib import Path
 
 import pytest
+from virtual_clock import VirtualClock
 
-from muri.files import atomic_json, write_atomically
+from muri.files import Newcomers, atomic_json, default_run_dir, make_run_dir, write_atomically
 
 
 def test_a_file_is_replaced_with_its_permissions_and_nothing_else_stays(tmp_path):
@@ -55,3 +59,30 @@ def test_where_a_file_system_knows_no_readers_nothing_is_left_behind(tmp_path, m
     with pytest.raises(OSError, match="not supported"):
         write_atomically(tmp_path / "own.json", "secret", 0o400, reader=4711)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_one_that_root_has_made_comes_first(tmp_path: Path) -> None:
+    in_tmp = Path(f"/tmp/muri-{os.geteuid()}")
+    assert default_run_dir({}, tmp_path) == in_tmp
+    made = tmp_path / str(os.geteuid())
+    made.mkdir(mode=0o700)
+    assert default_run_dir({}, tmp_path) == made
+    make_run_dir(made)
+    assert default_run_dir({"MURI_RUN_DIR": "/elsewhere"}, tmp_path) == Path("/elsewhere")
+
+
+def test_the_oldest_ends_for_one_more_and_each_after_a_time() -> None:
+    clock = VirtualClock()
+    newcomers = Newcomers(3, clock)
+    pairs = [socket.socketpair() for _ in range(5)]
+    ours, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
+    for raw in ours:
+        newcomers.add(raw)
+        clock.sleep(1.0)
+    assert select.select(theirs, [], [], 0.0)[0] == theirs[:2], "who was ended sees it"
+    assert [newcomers.take(raw) for raw in ours[1:3]] == [False, True]
+    theirs[3].send(b"speaks")
+    newcomers.end_older(2.0)
+    assert select.select(theirs, [], [], 0.0)[0] == [*theirs[:2], theirs[3]]
+    for raw in (*ours, *theirs):
+        raw.close()
