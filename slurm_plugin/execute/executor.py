@@ -14,6 +14,7 @@ from muri.slurm_plugin.execute.apply import CycleCutShortError
 from muri.slurm_plugin.execute.gate import (
     close_gate,
     give_share,
+    is_refusal,
     move_to_licence,
     note_open,
     open_gate,
@@ -262,17 +263,14 @@ class Executor:
     def _split_tasks(self, action: actions.SplitTasks) -> None:
         job = self._view.jobs[action.job_id]
         log.info("job array %d: tasks %s get job ids of their own", job.array_job_id, list(action.tasks))
-        try:
-            self._gateway.split_tasks(job, action.tasks)
-        except NoSuchJobError:
-            log.info("job array %d: gone already", job.array_job_id)
-        except SlurmUnreachableError:
-            raise
-        except GatewayError as error:
-            # The tasks that wait start alone then, as soon as one of them can.
-            why = f"Slurm refused to give its array's tasks job ids of their own: {error}"
-            self._journal.set_fact(facts.EXCLUSION, str(job.job_id), why)
-            raise
+        with unless_gone(job.job_id):
+            try:
+                self._gateway.split_tasks(job, action.tasks)
+            except GatewayError as error:
+                if is_refusal(error):  # the tasks that wait start alone then, as soon as one of them can
+                    why = f"Slurm refused to give its array's tasks job ids of their own: {error}"
+                    self._journal.set_fact(facts.EXCLUSION, str(job.job_id), why)
+                raise
 
     def _stand_back(self, action: actions.StandBack) -> None:
         job = self._view.jobs[action.job_id]
@@ -297,7 +295,7 @@ class Executor:
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
         except GatewayError as error:
-            if not isinstance(error, SlurmUnreachableError) and is_limit_refusal(str(error)):
+            if is_refusal(error) and is_limit_refusal(str(error)):
                 self._journal.set_fact(facts.RELEASE_REFUSED, str(action.job_id), [str(error), self._now_s])
             raise
 

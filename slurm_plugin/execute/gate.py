@@ -67,7 +67,7 @@ def unless_gone(job_id: int) -> Iterator[None]:
         log.info("job %d: gone already", job_id)
 
 
-def _is_refusal(error: GatewayError) -> bool:
+def is_refusal(error: GatewayError) -> bool:
     """Whether Slurm refused, rather than that the job is gone or slurmctld does not answer."""
     return not isinstance(error, NoSuchJobError | SlurmUnreachableError)
 
@@ -221,7 +221,7 @@ def reset_or_release(gateway: JobGateway, job: ManagedJob) -> None:
     try:
         reset_request(gateway, job)
     except GatewayError as error:
-        if _is_refusal(error):
+        if is_refusal(error):
             open_gate(gateway, job)
         raise
 
@@ -231,7 +231,7 @@ def release_as_asked(gateway: JobGateway, job: ManagedJob) -> None:
     try:
         open_gate(gateway, job, _own_change(job))
     except GatewayError as error:
-        if _is_refusal(error):
+        if is_refusal(error):
             open_gate(gateway, job)
         raise
 
@@ -304,28 +304,23 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     own += view.having(Role.DRY_RUN)
     held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
 
-    def release(job: ManagedJob) -> None:
+    def waits_for_nothing(job: ManagedJob) -> bool:
         # Slurm changes nothing in a job that no nodes could ever hold.
         is_free = lease_is_over and is_behind_licence(job) and not job.held
-        _give_back(
-            lambda: release_as_asked(gateway, job), lambda: is_free and (job.given is None or _started(job, read))
-        )
-
-    def reset(job: ManagedJob) -> None:
-        _give_back(lambda: reset_request(gateway, job), lambda: _started(job, read))
+        return is_free and (job.given is None or _started(job, read))
 
     def without_retry(job: ManagedJob) -> None:
         change = JobChange(admin_comment=with_memory_retry(job.admin_comment, MemoryRetry.NONE))
         gateway.modify(job.job_id, change)
 
-    released = _each(held, release, failed)
+    released = _each(held, lambda job: release_as_asked(gateway, job), failed, waits_for_nothing)
     waiting = [
         job for role in (Role.RELEASED, Role.USER_HELD) for job in view.having(role) if job.state is JobState.PENDING
     ]
     given = [job for job in waiting if job.given is not None or job.place is not None]
     # Members go before pilots: a cancelled pilot would set its waiting members free without GPUs.
     restored = _each(waiting_members, lambda job: restore_request(gateway, job, _DRAINED), failed)
-    restored += _each(given, reset, failed)
+    restored += _each(given, lambda job: reset_request(gateway, job), failed, lambda job: _started(job, read))
     # Without a controller, a job that came back after running out of memory would stay held.
     at_work = [job for job in members if job.state is not JobState.PENDING]
     retrying = [job for job in at_work if job.memory_retry is not MemoryRetry.NONE]
@@ -336,20 +331,6 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     # A stopped job stays in this state while it saves its checkpoint.
     leaving += [job.job_id for job in view.having(Role.RELEASED) if job.state is JobState.COMPLETING]
     return Drained(released, restored, cancelled, running, tuple(failed), tuple(leaving))
-
-
-class _FreeAnywayError(Exception):
-    """Slurm refused to change a job that nothing of Muri's keeps waiting any more."""
-
-
-def _give_back(change: Callable[[], None], is_free: Callable[[], bool]) -> None:
-    """Change a job; where Slurm refuses, tell whether it is free anyway."""
-    try:
-        change()
-    except GatewayError as error:
-        if _is_refusal(error) and is_free():
-            raise _FreeAnywayError(str(error)) from error
-        raise
 
 
 def _started(job: ManagedJob, read: Callable[[], Snapshot]) -> bool:
@@ -380,17 +361,26 @@ def drain_until_over(gateway: Gateway, read: Callable[[], Snapshot], clock: Cloc
         clock.sleep(_POLL_S)
 
 
-def _each(jobs: Iterable[ManagedJob], change: Callable[[ManagedJob], None], failed: list[str]) -> tuple[int, ...]:
-    """Change every job that can be changed; skip those that are gone."""
+def _each(
+    jobs: Iterable[ManagedJob],
+    change: Callable[[ManagedJob], None],
+    failed: list[str],
+    is_free: Callable[[ManagedJob], bool] = lambda _: False,
+) -> tuple[int, ...]:
+    """Change every job that can be changed; skip those that are gone, and those that a refusal leaves free anyway."""
     changed = []
     for job in jobs:
         try:
-            change(job)
-            changed.append(job.job_id)
+            try:
+                change(job)
+            except GatewayError as error:
+                if not (is_refusal(error) and is_free(job)):
+                    raise
+                drain_log.info("job %d: nothing keeps it waiting any more, but: %s", job.job_id, error)
+            else:
+                changed.append(job.job_id)
         except NoSuchJobError:
             drain_log.info("job %d: gone already", job.job_id)
-        except _FreeAnywayError as error:
-            drain_log.info("job %d: nothing keeps it waiting any more, but: %s", job.job_id, error)
         except SlurmUnreachableError:
             raise
         except Exception as error:  # one job's fault must not keep the others

@@ -111,10 +111,10 @@ class LimitsReader:
         return self._limits
 
     def _fresh(self) -> SiteLimits:
-        settings = config_settings(self._run("scontrol", "show", "config"))
+        settings = slurm_settings(self._commands)
         shown = self._run("scontrol", "--all", "--oneliner", "show", "partition")
         partitions = tuple(_each(shown, lambda line: _partition(line, settings)))
-        enforced = limits_enforced(settings)
+        enforced = bool(_ENFORCING.intersection(settings.get("AccountingStorageEnforce", "").lower().split(",")))
         found = SiteLimits(partitions, enforced, priority_type=settings.get("PriorityType", ""))
         if not enforced:
             return found
@@ -132,18 +132,9 @@ class LimitsReader:
 
 def slurm_settings(commands: SlurmCommands) -> dict[str, str]:
     """Return Slurm's configuration; a GatewayError where it cannot be asked."""
-    return config_settings(commands.run("read Slurm's configuration", ["scontrol", "show", "config"]))
-
-
-def config_settings(text: str) -> dict[str, str]:
-    """Parse `scontrol show config`."""
+    text = commands.run("read Slurm's configuration", ["scontrol", "show", "config"])
     pairs = (line.partition("=") for line in text.splitlines())
     return {name.strip(): value.strip() for name, separator, value in pairs if separator}
-
-
-def limits_enforced(settings: Mapping[str, str]) -> bool:
-    """Whether slurmctld with these `config_settings` enforces limits of QOS and associations."""
-    return bool(_ENFORCING.intersection(settings.get("AccountingStorageEnforce", "").lower().split(",")))
 
 
 def _each(text: str, read: Callable[[str], Record]) -> Iterator[Record]:

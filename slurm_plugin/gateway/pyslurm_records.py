@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from muri.slurm_plugin.gateway import text_fields
-from muri.slurm_plugin.gateway.base import GatewayError
+from muri.slurm_plugin.gateway.base import GatewayUnavailableError
 from muri.slurm_plugin.gateway.queue_reader import wants_details
 from muri.slurm_plugin.gateway.slurm_commands import decoded
 from muri.slurm_plugin.gateway.text_fields import (
@@ -30,16 +30,15 @@ _SHOW_DETAIL = 0x0002
 _RELEASES = {38: "22.05", 39: "23.02", 40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
 
 
-class LibslurmError(GatewayError):
-    """libslurm does not offer what is needed; the caller has another way."""
-
-
 class Libslurm:
     """The copy of libslurm that pyslurm has loaded into this process, for the tables of nodes and reservations.
 
     pyslurm's `Nodes.load()` asks for the partitions as well, and shows allocated GPUs only where slurmdbd tracks them.
     libslurm's own printing function has neither flaw, takes one RPC, and unlike its structures, its text and its
     functions' signatures are the same from release to release.
+
+    Raises:
+        GatewayUnavailableError: It does not offer them.
     """
 
     def __init__(self) -> None:
@@ -48,7 +47,9 @@ class Libslurm:
             self._libc = ctypes.CDLL("libc.so.6")
             self._declare()
         except (AttributeError, OSError) as err:
-            raise LibslurmError(f"libslurm cannot be called: {err}") from err
+            raise GatewayUnavailableError(
+                f"libslurm cannot be called: {err}; set `gateway: command` in muri.yaml"
+            ) from err
 
     def _declare(self) -> None:
         pointer = ctypes.c_void_p

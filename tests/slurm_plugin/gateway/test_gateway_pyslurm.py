@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_slurm import FakeSlurm
@@ -101,6 +102,15 @@ def test_auto_falls_back_and_tells_only_who_asks(
     assert not caplog.records
     with pytest.raises(GatewayUnavailableError, match="gateway: command"):
         open_gateway.open_gateway("pyslurm")
+
+
+def test_a_libslurm_that_cannot_be_called_leaves_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyslurm_api, "import_pyslurm", lambda: SimpleNamespace(__version__="25.11.2"))
+    monkeypatch.setattr(pyslurm_records.ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(open_gateway, "CommandGateway", Commands)
+    told: list[GatewayUnavailableError] = []
+    assert open_gateway.open_gateway("auto", told.append).name == "command"
+    assert "libslurm cannot be called" in str(told[0])
 
 
 def test_advice_on_pyslurm_is_logged_when_the_gateway_changes_and_not_at_each_start(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from muri.slurm_plugin.gateway.accounting import LimitsReader, limits_enforced
+from muri.slurm_plugin.gateway.accounting import LimitsReader
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records.limits import Association, Limits, PartitionLimits, Qos, Tres
 
@@ -103,8 +103,9 @@ def test_qos():
     )
 
 
-def test_associations():
-    assert LimitsReader(Commands()).read().associations == (
+def test_associations_are_those_of_this_cluster():
+    commands = Commands()
+    assert LimitsReader(commands).read().associations == (
         Association("root"),
         Association("hep", parent="root"),
         Association(
@@ -119,11 +120,6 @@ def test_associations():
             ),
         ),
     )
-
-
-def test_associations_of_other_clusters_are_not_asked_for():
-    commands = Commands()
-    LimitsReader(commands).read()
     assert "cluster=muri" in commands.last
 
 
@@ -132,7 +128,8 @@ def test_associations_of_other_clusters_are_not_asked_for():
     [("none", False), ("associations", False), ("associations,limits", True), ("associations,limits,qos,safe", True)],
 )
 def test_whether_limits_are_enforced(enforce, expected):
-    assert limits_enforced({"AccountingStorageEnforce": enforce}) is expected
+    config = CONFIG.replace("associations,limits,qos", enforce)
+    assert LimitsReader(Commands(config=config)).read().enforced is expected
 
 
 def test_without_accounting_only_partitions_are_read():

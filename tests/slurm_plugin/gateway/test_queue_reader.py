@@ -36,64 +36,52 @@ class StandIn:
         self.calls.append(list(arguments))
         return self.answer(list(arguments))
 
-    def output(self, action: str, arguments: Sequence[str], variables: dict[str, str] | None = None) -> bytearray:
-        names = [field.split(":0") for field in (variables or {})["SQUEUE_FORMAT2"].split(",")]
-        ids = self.run(action, arguments).split()
-        return bytearray("".join(_record(job_id, names) for job_id in ids).encode())
 
-
-def _record(job_id: str, names: list[list[str]]) -> str:
-    record = row("26.05.5", "bare") | {"JobID": job_id}
-    return "".join(record[name] + mark for name, mark in names) + "\n"
-
-
-def reader(broken: set[int], *, error: GatewayError) -> QueueReader:
+class FailingCommands(RecordedCommands):
     """Of a queue of 100 jobs, some of which make squeue fail."""
-    everyone = list(range(1, 101))
 
-    def answer(arguments: list[str]) -> str:
-        if "--Format=JobID:12" in arguments:
-            return "\n".join(map(str, everyone))
-        chosen = [argument for argument in arguments if argument.startswith("--jobs=")]
-        ids = [int(word) for word in chosen[0].removeprefix("--jobs=").split(",")] if chosen else everyone
-        if broken.intersection(ids):
-            raise error
-        return " ".join(map(str, ids))
+    def __init__(self, broken: set[int], error: GatewayError) -> None:
+        super().__init__("26.05.5")
+        self.rows = [row("26.05.5", "bare") | {"JobID": str(number)} for number in range(1, 101)]
+        self.broken, self.error = broken, error
 
-    return QueueReader(StandIn(answer), known_fields(""), DetailsReader(lambda _: b""))  # type: ignore[arg-type]
+    def output(self, action: str, arguments: Sequence[str], variables: dict[str, str] | None = None) -> bytearray:
+        chosen = [word.removeprefix("--jobs=").split(",") for word in arguments if word.startswith("--jobs=")]
+        if not chosen or self.broken.intersection(map(int, chosen[0])):
+            self.asked.append(list(arguments))
+            raise self.error
+        return super().output(action, arguments, variables)
 
 
-def calls(queue: QueueReader) -> list[list[str]]:
-    """Commands that a reader has run."""
-    assert isinstance(queue.commands, StandIn)
-    return queue.commands.calls
+def reader(commands: FailingCommands) -> QueueReader:
+    return QueueReader(commands, known_fields(""), DetailsReader(lambda _: b""))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [TooLongAnswerError("too long"), CommandTimeoutError("too slow")])
 def test_jobs_with_too_much_text_cost_themselves(error: GatewayError) -> None:
-    queue = reader({7, 60}, error=error)
-    jobs, unreadable = queue.read(0.0)
+    commands = FailingCommands({7, 60}, error)
+    jobs, unreadable = reader(commands).read(0.0)
     assert [(each.job_id, each.why) for each in unreadable] == [(7, str(error)), (60, str(error))]
     assert len(jobs) == 98
-    assert len(calls(queue)) < 40
+    assert len(commands.asked) < 40
 
 
 def test_slurmctld_that_does_not_answer_is_asked_once() -> None:
-    queue = reader({7}, error=SlurmUnreachableError("no answer"))
+    commands = FailingCommands({7}, SlurmUnreachableError("no answer"))
     with pytest.raises(SlurmUnreachableError, match="no answer"):
-        queue.read(0.0)
-    assert len(calls(queue)) == 1
+        reader(commands).read(0.0)
+    assert len(commands.asked) == 1
 
 
 def test_reading_in_parts_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muri.slurm_plugin.gateway.queue_reader._PARTS_WITHIN_S", -1.0)
     with pytest.raises(SlurmUnreachableError, match="in parts"):
-        reader({7}, error=CommandTimeoutError("too slow")).read(0.0)
+        reader(FailingCommands({7}, CommandTimeoutError("too slow"))).read(0.0)
 
 
 def test_a_squeue_that_is_too_slow_for_every_job_is_no_empty_queue() -> None:
     with pytest.raises(CommandTimeoutError):
-        reader(set(range(1, 101)), error=CommandTimeoutError("too slow")).read(0.0)
+        reader(FailingCommands(set(range(1, 101)), CommandTimeoutError("too slow"))).read(0.0)
 
 
 @pytest.mark.parametrize(("field", "shown_id"), [("UserID", 4), ("JobID", 0)])

@@ -122,21 +122,11 @@ def test_without_a_name_script_arguments_place_and_user_tell_models_apart(change
     assert key(**changes) != key()
 
 
-def test_a_name_is_enough():
-    named = {"admin_comment": "muri:model=resnet18,batch-size=8"}
-    assert key(**named).model == "resnet18"
-    assert key(**named, submit_line="sbatch other.sh") == key(**named)
-
-
 def test_models_of_one_name_of_two_users_are_two():
     alices, bobs = (key(admin_comment="muri:model=resnet18,batch-size=8", user=user) for user in ("alice", "bob"))
     assert (alices.user, bobs.user) == ("alice", "bob")
     assert alices.published == bobs.published
     assert len({str(alices), str(bobs), str(alices.published)}) == 3
-
-
-def test_jobs_that_were_submitted_before_scripts_were_looked_at_keep_their_key():
-    assert key(admin_comment="muri:on").model == "alice:/home/alice:sbatch train.sh 5"
 
 
 @pytest.mark.parametrize("field", ["work_dir", "submit_line"])
@@ -151,8 +141,21 @@ def facts(line: str = "0" * 16, words: str = "YQA") -> dict[str, str]:
     return {"admin_comment": f"{UNNAMED} muri-facts:1.{'e' * 16}.{line}..{words}", "submit_line": ""}
 
 
-def test_with_facts_the_words_and_the_lines_digest_tell_models_apart():
-    assert key(**facts()).model == f"alice:/home/alice:/home/alice/train.sh a@{'0' * 16}#0123456789abcdef"
-    assert key(**facts("1" * 16)) != key(**facts())
-    assert key(**facts(words="~")).model == f"alice:/home/alice:/home/alice/train.sh@{'0' * 16}#0123456789abcdef"
-    assert key(**{**facts(), "submit_line": "sbatch train.sh a"}) == key(**facts())  # on every release the same
+NAMED = {"admin_comment": "muri:model=resnet18,batch-size=8"}
+TOLD = f"alice:/home/alice:/home/alice/train.sh a@{'0' * 16}#0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("changes", "model"),
+    [
+        pytest.param(NAMED, "resnet18", id="a name is enough"),
+        pytest.param({**NAMED, "submit_line": "sbatch other.sh"}, "resnet18", id="whatever the line"),
+        pytest.param({"admin_comment": "muri:on"}, "alice:/home/alice:sbatch train.sh 5", id="scripts not looked at"),
+        pytest.param(facts(), TOLD, id="words and digest of the facts"),
+        pytest.param({**facts(), "submit_line": "sbatch train.sh a"}, TOLD, id="the same on every release"),
+        pytest.param(facts("1" * 16), TOLD.replace("0" * 16, "1" * 16), id="another digest"),
+        pytest.param(facts(words="~"), TOLD.replace(" a@", "@"), id="words that did not fit"),
+    ],
+)
+def test_a_model_is_named_by_its_user_or_by_its_submission(changes, model):
+    assert key(**changes).model == model
