@@ -1,7 +1,7 @@
 """Speeds of jobs that share GPUs: shapes, the protocol of a speed model, fair sharing, and measured pairs."""
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -287,6 +287,15 @@ def _full_at(share: Sequence[Floats], speed: Floats, rising: Floats) -> Floats:
 _UNKNOWN: Final = -1  # Stands for a model that the table doesn't have
 
 
+def pair_speeds(table: InterferenceTable, number: Mapping[str, int]) -> Floats:
+    """Array (models, models): speed of the first with the second, by the models' numbers; NaN where not measured."""
+    speed = np.full((len(number), len(number)), np.nan)
+    for (model_a, model_b), of_pair in table.pairs.items():
+        if model_a in number and model_b in number:
+            speed[number[model_a], number[model_b]], speed[number[model_b], number[model_a]] = of_pair
+    return speed
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Speeds from a table of pairs, and from another model where the table has none.
@@ -348,14 +357,9 @@ class PairLookup:
     @staticmethod
     def of(table: InterferenceTable, shapes: Sequence[Shape]) -> "PairLookup":
         """The entries of a table for the models of these shapes."""
-        present = sorted({shape.model for shape in shapes} & table.models)
-        number = {model: index for index, model in enumerate(present)}
-        speed = np.full((len(present) + 1, len(present) + 1), np.nan)
-        for (model_a, model_b), (speed_a, speed_b) in table.pairs.items():
-            if model_a in number and model_b in number:
-                speed[number[model_a], number[model_b]] = speed_a
-                speed[number[model_b], number[model_a]] = speed_b
-        return PairLookup(np.array([number.get(shape.model, _UNKNOWN) for shape in shapes], dtype=np.intp), speed)
+        number = {model: index for index, model in enumerate(sorted({shape.model for shape in shapes} & table.models))}
+        model_of = np.array([number.get(shape.model, _UNKNOWN) for shape in shapes], dtype=np.intp)
+        return PairLookup(model_of, np.pad(pair_speeds(table, number), (0, 1), constant_values=np.nan))
 
     def known(self, pairs: Indices) -> NDArray[np.bool_]:
         """Which pairs of shapes were measured; the last row and column stand for unknown models."""

@@ -345,12 +345,6 @@ class Certificate:
         """Share of the bound by which the value may fall short of the optimum; 0: proven optimal."""
         return max(0.0, 1.0 - self.value / self.upper_bound) if self.upper_bound > 0 else 0.0
 
-    @staticmethod
-    def total(parts: "Iterable[Certificate]") -> "Certificate":
-        """Certificate of several groupings that share no jobs."""
-        listed = list(parts)
-        return Certificate(sum(part.value for part in listed), sum(part.upper_bound for part in listed))
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -67,12 +67,13 @@ def plan_queue(
     for planner, of_pool in zip(planners, tasks, strict=True):
         planner.decide([next(answers) for _ in of_pool])
     rank = {contender.job.job_id: contender.rank for contender in queue.contenders}
+    proofs = [grouping.certificate for grouping in groupings]
     return Plan(
         policy=policy,
         groups=tuple(writer.groups),
         solo=tuple(sorted(writer.solo, key=lambda item: rank.get(item.job_id, -1))),
         waiting=tuple(sorted(writer.waiting, key=lambda item: rank[item.job_id])),
-        certificate=Certificate.total(grouping.certificate for grouping in groupings),
+        certificate=Certificate(sum(proof.value for proof in proofs), sum(proof.upper_bound for proof in proofs)),
     )
 
 

@@ -18,7 +18,7 @@ from muri.policies.cycle.reasons import blanks, plural
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
 from muri.policies.schedulers import TO_THE_END, FixedOrder, fifo
-from muri.policies.siblings.horus_cost import CostModel, Kind, Load, Places, knows_utilization, pays, utilization_of
+from muri.policies.siblings.horus_cost import Kind, Load, Places, knows_utilization, utilization_of
 from muri.policies.siblings.packed import Holding, PackedGpus, mem_gib_of, with_promises
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Sharer, Solo, Waiting, waited_s
 from muri.profiler.records import ESTIMATES
@@ -44,15 +44,23 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByCost:
-    """Horus's cost, where a GPU's jobs get `min_speedup` times as much done with a newcomer as without it."""
+    """Horus's cost: ω1·(used memory + M_j)/capacity + ω2·f(cumulative utilization) (Horus, TPDS 2021).
 
-    cost: CostModel
+    f of a job alone is 1: an idle GPU is always cheaper than the same one in use. Not in the paper, whose only limit is
+    memory: a GPU's jobs must get `min_speedup` times as much done with a newcomer as without it. Otherwise jobs pile up
+    on a full GPU until all of them together are slower than one after the other.
+    """
+
+    memory_weight: float
+    slowdown_weight: float
     min_speedup: float
 
     def price(self, before: Load, after: Load, capacity_gib: float, slowdown: Slowdown) -> float | None:
-        """See `Rule`."""
-        allowed = pays(before, after, self.min_speedup, slowdown)
-        return self.cost.of(after, capacity_gib, slowdown) if allowed else None
+        """See `Rule`; memory of unknown (infinite) capacity costs nothing."""
+        speed = after.speed(slowdown)
+        if before.count and after.count * speed < self.min_speedup * before.count * before.speed(slowdown):
+            return None
+        return self.memory_weight * (after.used_gib / capacity_gib) + self.slowdown_weight / speed
 
     def why(self, price: float, load: Load, capacity_gib: float, slowdown: Slowdown) -> Reason:
         """See `Rule`."""
@@ -258,8 +266,8 @@ class Horus(FixedOrder):
         check_request(request, packed=True)
         rules = self.rules
         request = with_promises(request, rules.min_speed)
-        cost = CostModel(rules.horus_memory_weight, rules.horus_slowdown_weight)
-        cycle = PackingCycle(request, rules, ByCost(cost, rules.min_speedup))
+        rule = ByCost(rules.horus_memory_weight, rules.horus_slowdown_weight, rules.min_speedup)
+        cycle = PackingCycle(request, rules, rule)
         aged, ready = cycle.sort_out(request.jobs)
         cycle.seat_aged(aged)
         of_partition: dict[str, list[PlanJob]] = {}

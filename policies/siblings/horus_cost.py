@@ -72,33 +72,6 @@ def knows_utilization(job: PlanJob) -> bool:
     return job.gpu_utilization is not None or job.profile is not None
 
 
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """The cost of a placement: ω1·(used memory + M_j)/capacity + ω2·f(cumulative utilization) (Horus, TPDS 2021).
-
-    f of a job alone is 1: an idle GPU is always cheaper than the same one in use.
-    """
-
-    memory_weight: float
-    slowdown_weight: float
-
-    def of(self, load: Load, capacity_gib: float, slowdown: Slowdown) -> float:
-        """Cost of one GPU with a job already added to its load; memory of unknown (infinite) capacity costs nothing."""
-        memory = load.used_gib / capacity_gib
-        return self.memory_weight * memory + self.slowdown_weight / load.speed(slowdown)
-
-
-def pays(before: Load, after: Load, min_speedup: float, slowdown: Slowdown) -> bool:
-    """Whether a GPU's jobs get at least `min_speedup` times as much done with a newcomer as without it.
-
-    Not in the paper, whose only limit is memory; without it jobs pile up on a full GPU until all of them together are
-    slower than one after the other.
-    """
-    if not before.count:
-        return True
-    return after.count * after.speed(slowdown) >= min_speedup * before.count * before.speed(slowdown)
-
-
 def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | None:
     """The memory per GPU to ask for after an out-of-memory error; None where asking for more is useless.
 

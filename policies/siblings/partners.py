@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muri.policies.siblings.packed import Gpus, Holding, PackedGpu, mem_gib_of
-from muri.policies.speed import Floats, Indices
+from muri.policies.speed import Floats, Indices, pair_speeds
 from muri.policies.traits import InterferenceTable
 from muri.policies.types import PlanJob
 
@@ -102,12 +102,7 @@ class PairSpeeds:
     @cached_property
     def slowdowns(self) -> Floats:
         """Array (models, models): ξ of the first with the second; NaN where unknown."""
-        found = np.full((len(self._number),) * 2, np.nan)
-        for (model_a, model_b), (speed_a, speed_b) in (self._table.pairs if self._table else {}).items():
-            a, b = self._number.get(model_a), self._number.get(model_b)
-            if a is not None and b is not None:
-                found[a, b], found[b, a] = 1 / speed_a, 1 / speed_b
-        return found
+        return np.empty((0, 0)) if self._table is None else 1 / pair_speeds(self._table, self._number)
 
     def speed(self, job: PlanJob, other: PlanJob) -> float:
         """Speed of a job with another, 1 = as fast as alone; an equal share of the time where unknown."""

@@ -20,8 +20,8 @@ from policy_builders import (
 
 from muri.errors import UsageError
 from muri.policies.registry import get_policy
-from muri.policies.siblings.horus import JobQueue, cluster, pick, queues_of
-from muri.policies.siblings.horus_cost import MAX_RAISES, CostModel, Load, pays, raised_gib
+from muri.policies.siblings.horus import ByCost, JobQueue, cluster, pick, queues_of
+from muri.policies.siblings.horus_cost import MAX_RAISES, Load, raised_gib
 from muri.profiler.slowdown import Parabola, published_slowdown
 
 RTX_2080 = published_slowdown("rtx2080")
@@ -32,9 +32,10 @@ NAMES = ("horus", "horus-f", "obp", "pab")
 
 
 def test_the_cost_of_a_placement_by_hand():
-    load = Load.of([busy(1, 0.4, 6.0), busy(2, 0.8, 10.0)])
+    before = Load.of([busy(1, 0.4, 6.0)])
     # 0.3 · 16/24 + 0.7 · (1.16664 − 0.00302·120 + 4e−5·120²)
-    assert CostModel(0.3, 0.7).of(load, 24.0, RTX_2080) == pytest.approx(0.2 + 0.7 * 1.38024)
+    price = ByCost(0.3, 0.7, 1.0).price(before, before.plus(busy(2, 0.8, 10.0)), 24.0, RTX_2080)
+    assert price == pytest.approx(0.2 + 0.7 * 1.38024)
 
 
 def test_an_idle_gpu_is_cheaper_even_where_memory_is_unknown_and_both_are_hardly_used():
@@ -47,7 +48,7 @@ def test_an_idle_gpu_is_cheaper_even_where_memory_is_unknown_and_both_are_hardly
 def test_sharing_pays_while_the_sum_of_speeds_does_not_fall(newcomer, expected):
     before = Load(1, 1.0, 1.0)
     after = Load(2, 2.0, 1.0 + newcomer)  # f = 1.61, 1.92, 2.16: two jobs do 2/f
-    assert pays(before, after, 1.0, RTX_2080) is expected
+    assert (ByCost(0.5, 0.5, 1.0).price(before, after, 24.0, RTX_2080) is not None) is expected
 
 
 def test_without_measured_utilisation_the_propagate_share_counts():
