@@ -1,11 +1,11 @@
 """Requests with CPUs and host memory, and their plans."""
 
 from hypothesis import strategies as st
-from policy_builders import all_jobs, make_job, make_node, make_request
+from policy_builders import make_job, make_node, make_request
 
 from muri.policies.registry import get_policy
 from muri.policies.traits import Demand, Sensitivity
-from muri.policies.types import CpuMemShare
+from muri.policies.types import CpuMemShare, all_jobs
 
 CPUS = (1.0, 2.0, 3.0, 6.0, 12.0)
 MEM_GIB = (10.0, 60.0, 120.0)

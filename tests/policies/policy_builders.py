@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from muri.policies.registry import get_policy
 from muri.policies.siblings.packed import mem_gib_of
-from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest, Running
+from muri.policies.traits import BatchModel, InterferenceTable, PairSpeed
+from muri.policies.types import FreeNode, Group, Plan, PlanJob, PlanRequest, Running, Sharer, all_jobs
 from muri.profiler.records import ProfileKey, StageProfile
 
 KINDS = {
@@ -118,18 +119,7 @@ def requests(draw):
 
 def decided_ids(plan: Plan) -> list[int]:
     ids = [job_id for group in plan.groups for job_id in group.members]
-    return ids + [item.job_id for item in (*plan.solo, *plan.waiting)]
-
-
-def gpus_by_node(plan: Plan, request: PlanRequest) -> Counter:
-    count = {job.job_id: job.gpu_count for job in request.jobs}
-    used = Counter()
-    for group in plan.groups:
-        used[group.node] += group.gpu_count
-    for solo in plan.solo:
-        if solo.node:
-            used[solo.node] += count[solo.job_id]
-    return used
+    return ids + [item.job_id for item in (*plan.solo, *plan.sharers, *plan.waiting)]
 
 
 def make_cluster_node(name, gpu_count=4, islands=2, **changes):
@@ -139,55 +129,57 @@ def make_cluster_node(name, gpu_count=4, islands=2, **changes):
     return make_node(name, gpu_count, **({"gpu_count": gpu_count, "islands": topology, "topology": topology} | changes))
 
 
+def members_of(item):
+    """The jobs of a group, or the one of a solo or sharer."""
+    return item.members if isinstance(item, Group) else (item.job_id,)
+
+
+def given_of(plan, item):
+    """CPUs and memory that the members of a group, solo or sharer get, by job id."""
+    return {job_id: plan.cpu_mem_shares[job_id] for job_id in members_of(item) if job_id in plan.cpu_mem_shares}
+
+
 def feed_back(request: PlanRequest, plan: Plan, *, new_jobs=(), **changes) -> PlanRequest:
     """The request of the next cycle if the plan was carried out and nothing else happened but new jobs."""
     jobs = {job.job_id: job for job in all_jobs(request)}
-
-    def unit(members, gpus, **how):
-        given = {member: plan.cpu_mem_shares[member] for member in members if member in plan.cpu_mem_shares}
-        return Running(tuple(jobs[member] for member in members), gpus, cpu_mem_shares=given, **how)
-
-    running = (
-        *(unit(group.members, group.gpus) for group in plan.groups),
-        *(unit((solo.job_id,), solo.gpus) for solo in plan.solo if solo.gpus),
-        *(unit((one.job_id,), one.gpus, accumulate_steps=one.accumulate_steps) for one in plan.sharers),
+    running = tuple(
+        Running(
+            tuple(jobs[job_id] for job_id in members_of(item)),
+            item.gpus,
+            given_of(plan, item),
+            getattr(item, "accumulate_steps", 1),
+        )
+        for item in (*plan.groups, *plan.solo, *plan.sharers)
+        if item.gpus
     )
-    return dataclasses.replace(
-        request,
-        jobs=(*(jobs[item.job_id] for item in plan.waiting), *new_jobs),
-        running=running,
-        nodes=tuple(_beside(node, request.running, running, plan) for node in request.nodes),
-        **changes,
-    )
-
-
-def all_jobs(request: PlanRequest) -> list[PlanJob]:
-    return [*request.jobs, *(job for unit in request.running for job in unit.members)]
+    nodes = tuple(_beside(node, request.running, running, plan) for node in request.nodes)
+    waiting = (*(jobs[item.job_id] for item in plan.waiting), *new_jobs)
+    return dataclasses.replace(request, jobs=waiting, running=running, nodes=nodes, **changes)
 
 
 def _beside(node, before, running, plan):
-    """What of a node is free beside the units that now run."""
-    taken, count = _held(node, running)
-    islands = tuple(tuple(gpu for gpu in island if gpu not in taken) for island in node.topology)
+    """A node with the resources that are left beside what runs now, in place of what ran before."""
+    held = [share for unit in running for share in unit.gpus if share.node == node.name]
+    taken = {gpu for share in held for gpu in share.gpu_ids}
+    islands = [tuple(gpu for gpu in island if gpu not in taken) for island in node.topology]
+    earlier = sum(share.gpu_count for unit in before for share in unit.gpus if share.node == node.name)
+    counted = node.free_gpus + earlier - sum(share.gpu_count for share in held)
     given = [share for shares in plan.cpu_mem_shares.values() for share in shares if share.node == node.name]
     return dataclasses.replace(
         node,
-        free_gpus=node.free_gpus + _held(node, before)[1] - count,
-        islands=tuple(island for island in islands if island),
+        free_gpus=sum(map(len, islands)) if node.topology else counted,
+        islands=tuple(filter(None, islands)),
         free_cpus=max(0.0, node.cpu_count - sum(share.cpus for share in given)),
         free_mem_gib=max(0.0, node.mem_gib - sum(share.mem_gib for share in given)),
     )
 
 
-def _held(node, units):
-    """A node's GPUs that units hold, several of them perhaps the same: which, and how many."""
-    shares = [share for unit in units for share in unit.gpus if share.node == node.name]
-    taken = {gpu for share in shares for gpu in share.gpu_ids}
-    return taken, len(taken) + sum(share.gpu_count for share in shares if not share.gpu_ids)
-
-
-def shares_of(plan: Plan):
-    return [share for item in (*plan.groups, *plan.solo) for share in item.gpus]
+def shuffled(request: PlanRequest, rng) -> PlanRequest:
+    """The same request, its jobs, nodes and running units in another order."""
+    parts = {name: list(getattr(request, name)) for name in ("jobs", "nodes", "running")}
+    for part in parts.values():
+        rng.shuffle(part)
+    return dataclasses.replace(request, **{name: tuple(part) for name, part in parts.items()})
 
 
 _job_counts = st.integers(1, 14)
@@ -226,38 +218,118 @@ def cluster_requests(draw, *, preemptible=True, restart_s=True):
     )
 
 
+SPEEDS = {("a", "a"): (0.7, 0.7), ("a", "b"): (0.9, 0.8), ("a", "c"): (0.6, 0.3), ("b", "b"): (0.45, 0.45),
+          ("b", "c"): (0.95, 0.55)}  # c beside c was never measured  # fmt: skip
+PAIRS = InterferenceTable(tuple(PairSpeed(*pair, *speeds) for pair, speeds in SPEEDS.items()))
+
+
+def batch_of(batch_size=16, max_steps=16, **changes):
+    fields = {"fixed_mem_gib": 2.0, "mem_gib_per_sample": 0.5, "max_accumulate_steps": max_steps}
+    return BatchModel(batch_size, 0.1, 0.05, **(fields | changes))
+
+
+_uses = st.none() | st.sampled_from((0.0, 0.1, 0.4, 0.9, 1.0))
+_batches = st.sampled_from((None, batch_of(max_steps=8)))
+_models = st.sampled_from(("a", "b", "c", "a", "b"))
+_larger = st.sampled_from(("slurm", "whole-nodes"))
+
+
+@st.composite
+def shared_requests(draw):
+    """The same with all that policies ask for which put jobs beside others."""
+    request = draw(cluster_requests(preemptible=None))
+    jobs = []
+    for job in request.jobs:
+        profile, model = job.profile, draw(_models)
+        if profile is not None:
+            profile = dataclasses.replace(profile, key=dataclasses.replace(profile.key, model=model))
+        jobs.append(dataclasses.replace(job, profile=profile, gpu_utilization=draw(_uses), batch=draw(_batches)))
+    frame = {"larger_than_a_node": draw(_larger), "whole_sets_only": draw(_either), "interference": PAIRS}
+    return dataclasses.replace(request, jobs=tuple(jobs), **frame)
+
+
+MERGING = ({}, {"grouping": "optimal"}, {"merge": "whole-rounds"}, {"matching": "priority-order"})
+
+
 def company(plan):
     """The sizes of groups, and how many jobs are on each GPU that several are on."""
     on_gpu = Counter((share.node, gpu) for item in plan.sharers for share in item.gpus for gpu in share.gpu_ids)
     return [len(group.members) for group in plan.groups] + [count for count in on_gpu.values() if count > 1]
 
 
-def check_sharers(request: PlanRequest, plan: Plan, most: int = 4):
-    """Every job is decided on, and those on one GPU may share it and fit its memory."""
+def check_plan(request: PlanRequest, plan: Plan, *, most=4, preemption=True):
+    """What every plan keeps: each job is decided on once, its GPUs are there, and who shares or runs may."""
     jobs = {job.job_id: job for job in all_jobs(request)}
-    assert sorted(item.job_id for item in (*plan.sharers, *plan.solo, *plan.waiting)) == sorted(jobs)
-    assert not plan.groups
-    assert all(item.reasons for item in (*plan.sharers, *plan.solo, *plan.waiting))
-    nodes = {node.name: node for node in request.nodes}
-    tenants = {}
-    for item in plan.sharers:
-        assert sum(share.gpu_count for share in item.gpus) == jobs[item.job_id].gpu_count
-        assert 0 < item.speed <= 1
-        for share in item.gpus:
-            assert len(share.gpu_ids) == share.gpu_count == len(set(share.gpu_ids))
-            assert jobs[item.job_id].partition in nodes[share.node].partitions
-            for gpu in share.gpu_ids:
-                tenants.setdefault((share.node, gpu), []).append(item)
-    for (node, _), sharers in tenants.items():
-        members = [jobs[item.job_id] for item in sharers]
+    placed = (*plan.groups, *plan.solo, *plan.sharers)
+    assert sorted(decided_ids(plan)) == sorted(jobs)
+    for decision in (*placed, *plan.waiting):
+        assert decision.reasons and all(str(reason).strip() for reason in decision.reasons)
+    for node in request.nodes:
+        _check_node(node, request, placed)
+    for group in plan.groups:
+        members = [jobs[job_id] for job_id in group.members]
+        assert len(members) > 1 and {job.gpu_count for job in members} == {group.gpu_count}
+        assert all(job.profile is not None for job in members)
+        assert set(group.speed) == set(group.members) and sum(group.speed.values()) > 1
+    for item in placed:
+        job = jobs[members_of(item)[0]]
+        assert not item.gpus or sum(share.gpu_count for share in item.gpus) == job.gpu_count
+        assert job.node_count == 1 or len(item.gpus) in {0, job.node_count}
+    assert all(0 < sharer.speed <= 1 for sharer in plan.sharers)
+    _check_company(request, plan, jobs, min(most, request.max_group_size))
+    _check_running(request, plan, placed, preemption=preemption)
+
+
+def _check_node(node, request, placed):
+    """No GPU is given out twice, but to sharers, and none that the node does not have for these jobs."""
+    partition = {job.job_id: job.partition for job in all_jobs(request)}
+    mine = [(item, share) for item in placed for share in item.gpus if share.node == node.name]
+    assert {partition[job_id] for item, _ in mine for job_id in members_of(item)} <= set(node.partitions)
+    if known := {gpu for island in node.topology for gpu in island}:
+        assert all(len(set(share.gpu_ids)) == len(share.gpu_ids) == share.gpu_count for _, share in mine)
+        assert {gpu for _, share in mine for gpu in share.gpu_ids} <= known
+    own = [share for item, share in mine if not isinstance(item, Sharer)]
+    gpu_ids = [gpu for share in own for gpu in share.gpu_ids]
+    assert len(set(gpu_ids)) == len(gpu_ids)
+    before = sum(share.gpu_count for unit in request.running for share in unit.gpus if share.node == node.name)
+    assert sum(share.gpu_count for share in own) <= node.free_gpus + before
+
+
+def _check_company(request, plan, jobs, most):
+    """Jobs on the same GPUs are of one bucket, no more than they may be, and fit the memory."""
+    gpu_mem_gib = {node.name: node.gpu_mem_gib for node in request.nodes}
+    tenants = {(share.node, group.members): [group] for group in plan.groups for share in group.gpus}
+    for sharer in plan.sharers:
+        for place in ((share.node, gpu) for share in sharer.gpus for gpu in share.gpu_ids):
+            tenants.setdefault(place, []).append(sharer)
+    for (node, _), items in tenants.items():
+        members = [jobs[job_id] for item in items for job_id in members_of(item)]
         if len(members) < 2:
             continue
-        assert len(members) <= min(most, request.max_group_size)
+        assert len(members) <= most
         assert all(job.groupable and job.largest_group >= len(members) for job in members)
         assert len({(job.domain, job.partition, job.user if request.same_user else "") for job in members}) == 1
-        needed_gib = sum(mem_gib_of(jobs[item.job_id], item.accumulate_steps) for item in sharers)
-        assert not nodes[node].gpu_mem_gib or needed_gib <= nodes[node].gpu_mem_gib
-        assert not request.whole_sets_only or len({item.gpus for item in sharers}) == 1
+        steps = {item.job_id: item.accumulate_steps for item in items if isinstance(item, Sharer)}
+        needed_gib = sum(mem_gib_of(job, steps[job.job_id]) if steps else job.gpu_mem_gib for job in members)
+        assert not gpu_mem_gib[node] or needed_gib <= gpu_mem_gib[node]
+        assert not request.whole_sets_only or len({item.gpus for item in items}) == 1
+
+
+def _check_running(request, plan, placed, *, preemption):
+    """What is kept runs as before, what cannot be stopped is kept or joined, and only what runs is stopped."""
+    units = {frozenset(job.job_id for job in unit.members): unit for unit in request.running}
+    stays = set()
+    for item in placed:
+        joining = getattr(item, "joining", ())
+        if item.kept:
+            unit = units[frozenset(members_of(item))]
+            expected = (unit.gpus, unit.cpu_mem_shares, unit.accumulate_steps)
+            assert (item.gpus, given_of(plan, item), getattr(item, "accumulate_steps", 1)) == expected
+        if item.kept or joining:
+            stays.add(frozenset(members_of(item)) - {*joining})
+    assert all(members in stays for members, unit in units.items() if not (unit.preemptible and preemption))
+    running = {job_id for members in units for job_id in members}
+    assert all(item.preempted == (item.job_id in running) for item in plan.waiting)
 
 
 NOW_S = 1000.0

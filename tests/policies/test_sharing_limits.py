@@ -5,20 +5,9 @@ from collections import Counter
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from policy_builders import (
-    KINDS,
-    all_jobs,
-    cluster_requests,
-    company,
-    decided_ids,
-    feed_back,
-    make_cluster_node,
-    make_job,
-    make_node,
-    make_request,
-)
+from policy_builders import KINDS, MERGING, company, make_cluster_node, make_job, make_node, make_request
 
 from muri.policies.cycle.queue import groups_needed
 from muri.policies.cycle.validation import broken_laws
@@ -29,14 +18,6 @@ from muri.policies.types import Group, NodeShare, Plan, Running, Sharer, sentenc
 PAIRS = InterferenceTable(
     tuple(PairSpeed(one, other, 0.9, 0.9) for number, one in enumerate(KINDS) for other in list(KINDS)[number:])
 )
-MERGING = ({}, {"grouping": "optimal"}, {"merge": "whole-rounds"}, {"matching": "priority-order"})
-POLICIES = [
-    *map(get_policy, policy_names()),
-    *(get_policy("synergy", {"mechanism": way}) for way in ("proportional", "greedy")),
-    *(get_policy("auto", options) for options in MERGING),
-    get_policy("auto", {"grouping": "optimal", "objective": "throughput"}),
-    get_policy("muri-jct", {"grouping": "rounds"}),
-]
 SHARING = [name for name in policy_names() if get_policy(name).rules.max_group_size > 1]
 
 
@@ -127,25 +108,6 @@ def test_a_running_group_that_became_too_large_is_split_up_where_that_is_allowed
         stays = get_policy("auto", {"preemption": False}).plan(request)
         assert [group.kept for group in stays.groups] == [True]
         assert not broken_laws(request, stays)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-@settings(max_examples=15)
-@given(first=cluster_requests(preemptible=None), whole_sets_only=st.booleans())
-def test_no_plan_of_any_policy_breaks_a_law(policy, first, whole_sets_only):
-    first = dataclasses.replace(first, whole_sets_only=whole_sets_only, interference=PAIRS)
-    plan = policy.plan(first)
-    assert not broken_laws(first, plan)
-    if policy.supports_packing:
-        assert sorted(decided_ids(plan) + [item.job_id for item in plan.sharers]) == sorted(
-            job.job_id for job in first.jobs
-        )
-        return
-    arrivals = [make_job(100 + number, kind, largest_group=2) for number, kind in enumerate(KINDS)]
-    second = feed_back(first, plan, new_jobs=arrivals)
-    later = policy.plan(second)
-    assert not broken_laws(second, later)
-    assert sorted(decided_ids(later)) == sorted(job.job_id for job in all_jobs(second))
 
 
 @given(st.lists(st.integers(1, 4), max_size=7))

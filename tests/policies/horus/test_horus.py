@@ -1,16 +1,12 @@
 """Horus and its baselines: the parts by hand, and what every plan of theirs must keep."""
 
 import dataclasses
-import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import (
-    all_jobs,
     busy,
-    check_sharers,
-    cluster_requests,
     feed_back,
     make_cluster_node,
     make_job,
@@ -208,45 +204,6 @@ def test_a_job_larger_than_a_node_is_slurms_or_gets_idle_nodes():
     assert [item.job_id for item in plan.waiting] == [2]  # its GPUs are left to the job that Slurm places
     spread = get_policy("horus").plan(dataclasses.replace(request, larger_than_a_node="whole-nodes"))
     assert [share.node for share in spread.sharers[0].gpus] == ["n1", "n2"]
-
-
-# Every plan
-
-
-@st.composite
-def packing_requests(draw):
-    request = draw(cluster_requests(preemptible=None))
-    jobs = tuple(
-        dataclasses.replace(job, gpu_utilization=draw(st.none() | st.sampled_from((0.0, 0.1, 0.4, 0.9, 1.0))))
-        for job in request.jobs
-    )
-    return dataclasses.replace(
-        request,
-        jobs=jobs,
-        whole_sets_only=draw(st.booleans()),
-        larger_than_a_node=draw(st.sampled_from(("slurm", "whole-nodes"))),
-    )
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(packing_requests(), st.integers(0, 5))
-@settings(deadline=None, max_examples=25)
-def test_every_plan_keeps_what_sharing_may_do(name, request_, seed):
-    policy = get_policy(name)
-    plan = policy.plan(request_)
-    check_sharers(request_, plan)
-    shuffled = list(request_.jobs)
-    random.Random(seed).shuffle(shuffled)
-    assert policy.plan(dataclasses.replace(request_, jobs=tuple(shuffled))) == plan
-    after = feed_back(request_, plan, now_s=request_.now_s + 360)
-    later = policy.plan(after)
-    check_sharers(after, later)
-    if name != "pab":
-        kept = {item.job_id: item.gpus for item in later.sharers if item.kept}
-        assert kept == {item.job_id: item.gpus for item in plan.sharers}
-    stopped = {item.job_id for item in later.waiting if item.preempted}
-    jobs = {job.job_id: job for job in all_jobs(request_)}
-    assert all(jobs[job_id].preemptible for job_id in stopped)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,25 +1,28 @@
 """SJF-BSBF: when sharing pays, in how many steps, and what plans come of it."""
 
 import dataclasses
-import random
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_builders import check_sharers, feed_back, make_cluster_node, make_job, make_profile, make_request
+from policy_builders import (
+    PAIRS,
+    batch_of,
+    feed_back,
+    make_cluster_node,
+    make_job,
+    make_profile,
+    make_request,
+    shared_requests,
+)
 
 from muri.policies.registry import get_policy
 from muri.policies.siblings.partners import mean_after, mean_now, sub_batches
-from muri.policies.traits import BatchModel, InterferenceTable, PairSpeed
 from muri.policies.types import NodeShare, Running
 
 BSBF, FFS = get_policy("sjf-bsbf"), get_policy("sjf-ffs")
-SPEEDS = {("a", "a"): (0.7, 0.7), ("a", "b"): (0.9, 0.8), ("a", "c"): (0.6, 0.3), ("b", "b"): (0.45, 0.45),
-          ("b", "c"): (0.95, 0.55)}  # c beside c was never measured  # fmt: skip
-TABLE = InterferenceTable(tuple(PairSpeed(*pair, *speeds) for pair, speeds in SPEEDS.items()))
-
 seconds, slowdowns = st.floats(1, 1e6), st.floats(1, 10)
 
 
@@ -40,7 +43,7 @@ def request(jobs, running=(), gpu_count=2, nodes=None, **changes):
     for node in every:
         free = tuple(gpu for gpu in node.topology[0] if (node.name, gpu) not in held)
         left.append(dataclasses.replace(node, free_gpus=len(free), islands=(free,) if free else ()))
-    return make_request(jobs, left, running=tuple(running), **({"interference": TABLE} | changes))
+    return make_request(jobs, left, running=tuple(running), **({"interference": PAIRS} | changes))
 
 
 def where(plan):
@@ -104,11 +107,6 @@ def test_no_time_of_joining_beats_now_and_after(running_s, joining_s, running_xi
 
 
 # Sub-batches
-
-
-def batch_of(batch_size=16, max_steps=16, **changes):
-    fields = {"fixed_mem_gib": 2.0, "mem_gib_per_sample": 0.5, "max_accumulate_steps": max_steps}
-    return BatchModel(batch_size, 0.1, 0.05, **(fields | changes))
 
 
 def test_batches_are_halved_as_far_as_the_script_and_the_batch_allow():
@@ -276,75 +274,14 @@ def test_a_batch_too_large_for_any_gpu_starts_divided():
     assert "each batch is computed in 2 steps" in str(plan.sharers[0].reasons[1])
 
 
-@st.composite
-def packing_requests(draw):
-    nodes = [make_cluster_node(f"n{index}", draw(st.sampled_from((1, 2, 4))), 1,
-                               gpu_mem_gib=draw(st.sampled_from((0.0, 8.0, 16.0)))) for index in range(3)]  # fmt: skip
-    jobs = []
-    for job_id in range(1, draw(st.integers(1, 14)) + 1):
-        batch = batch_of(max_steps=8) if draw(st.booleans()) else None
-        jobs.append(
-            job(
-                job_id,
-                draw(st.sampled_from(("a", "b", "c", "a", "b", None))),
-                draw(st.none() | seconds),
-                mem_gib=draw(st.sampled_from((0.0, 3.0, 7.0))),
-                gpu_count=draw(st.sampled_from((1, 1, 2, 4, 6))),
-                user=draw(st.sampled_from(("alice", "alice", "bob"))),
-                groupable=draw(st.sampled_from((True, True, False))),
-                domain=draw(st.sampled_from(("", "", "account hep"))),
-                largest_group=draw(st.sampled_from((4, 2, 1))),
-                batch=batch,
-            )
-        )
-    return request(
-        [item for item in jobs if item.gpu_count <= sum(node.gpu_count for node in nodes)],
-        nodes=nodes,
-        same_user=draw(st.booleans()),
-        larger_than_a_node=draw(st.sampled_from(("slurm", "whole-nodes"))),
-        whole_sets_only=draw(st.booleans()),
-    )
-
-
 @pytest.mark.parametrize("policy", [BSBF, FFS], ids=lambda policy: policy.name)
 @settings(max_examples=50)
-@given(first=packing_requests(), shuffled=st.randoms(use_true_random=False))
-def test_every_plan_keeps_the_rules(policy, first, shuffled):
-    plan = policy.plan(first)
-    check_plan(first, plan)
-    arrivals = [job(100 + number, model, 50.0 * number + 1) for number, model in enumerate("abcab")]
-    second = feed_back(first, plan, new_jobs=arrivals)
-    after = policy.plan(second)
-    check_plan(second, after)
-    stays = {sharer.job_id: sharer for sharer in after.sharers if sharer.kept}
-    for sharer in plan.sharers:
-        assert (stays[sharer.job_id].gpus, stays[sharer.job_id].accumulate_steps) == (
-            sharer.gpus,
-            sharer.accumulate_steps,
-        )
-    assert policy.plan(permuted(second, shuffled)) == after
-
-
-@pytest.mark.parametrize("policy", [BSBF, FFS], ids=lambda policy: policy.name)
-@settings(max_examples=50)
-@given(first=packing_requests())
+@given(first=shared_requests())
 def test_another_cycle_on_the_same_cluster_changes_nothing(policy, first):
     first = dataclasses.replace(first, larger_than_a_node="whole-nodes")  # Slurm's jobs would be gone from the next
     plan = policy.plan(first)
     again = policy.plan(feed_back(first, plan))
     assert where(again) == where(plan) and all(sharer.kept for sharer in again.sharers)
-
-
-def permuted(before, shuffled: random.Random):
-    parts = {name: list(getattr(before, name)) for name in ("jobs", "nodes", "running")}
-    for part in parts.values():
-        shuffled.shuffle(part)
-    return dataclasses.replace(before, **{name: tuple(part) for name, part in parts.items()})
-
-
-def check_plan(before, plan):
-    check_sharers(before, plan, most=2)
-    assert not any(item.preempted for item in plan.waiting) and all(not solo.gpus for solo in plan.solo)
 
 
 @pytest.mark.parametrize("whole_sets_only", [False, True])
