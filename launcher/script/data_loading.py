@@ -34,9 +34,10 @@ _WORKERS_HOOK: Final = "DataLoader workers"
 KEPT_FETCHES: Final = 16
 """Number of each worker's fetches that are reported between two batches."""
 
-_CELL: Final = struct.Struct("ddd")  # seconds of load and of preprocess, number of fetches
-_FETCH: Final = struct.Struct("ddd")
-_BLOCK_BYTES: Final = _CELL.size + KEPT_FETCHES * _FETCH.size
+_THREE: Final = struct.Struct("ddd")
+"""First a worker's seconds of load and of preprocess and the number of its fetches, then the times of each fetch."""
+
+_BLOCK_BYTES: Final = (1 + KEPT_FETCHES) * _THREE.size
 _FIRST_EXTRA: Final = 10
 """Position of `worker_id` among the arguments of PyTorch's worker loop."""
 
@@ -123,10 +124,7 @@ class Metered:
 def metered(dataset: Any, meter: Meter) -> Iterator[None]:
     """Replace the transforms of the dataset, and of those inside it, by metered ones until the fetch is done."""
     lent: list[tuple[dict[str, Any], str, Metered, Any]] = []
-    for part in _parts(dataset):
-        own = getattr(part, "__dict__", None)
-        if not isinstance(own, dict):
-            continue
+    for own in _attributes(dataset):
         for name in _NAMES:
             function = own.get(name)
             if callable(function) and not isinstance(function, Metered):
@@ -140,18 +138,18 @@ def metered(dataset: Any, meter: Meter) -> Iterator[None]:
                 own[name] = function
 
 
-def _parts(dataset: Any) -> list[Any]:
-    """The dataset and those inside it: Subset, ConcatDataset and similar ones."""
+def _attributes(dataset: Any) -> Iterator[dict[str, Any]]:
+    """The attributes of the dataset and of those inside it: Subset, ConcatDataset and similar ones."""
     parts: list[Any] = [dataset]
     for part in parts:
         own = getattr(part, "__dict__", None)
-        inner = [own.get("dataset")] if isinstance(own, dict) else []
-        several = own.get("datasets") if isinstance(own, dict) else None
-        inner.extend(several if isinstance(several, (list, tuple)) else [])
-        parts.extend(one for one in inner if one is not None and all(one is not known for known in parts))
-        if len(parts) >= _MAX_DATASETS:
-            break
-    return parts
+        if not isinstance(own, dict):
+            continue
+        if len(parts) < _MAX_DATASETS:
+            several = own.get("datasets")
+            inner = [own.get("dataset"), *(several if isinstance(several, (list, tuple)) else ())]
+            parts.extend(one for one in inner if one is not None and all(one is not known for known in parts))
+        yield own
 
 
 @dataclass(frozen=True)
@@ -176,23 +174,19 @@ class Board:
     def add(self, worker: int, fetch: FetchTimes) -> None:
         """Count a worker's fetch; called in the worker."""
         block = worker * _BLOCK_BYTES
-        load_s, preprocess_s, count = _CELL.unpack_from(self._memory, block)
-        place = block + _CELL.size + int(count) % KEPT_FETCHES * _FETCH.size
-        _FETCH.pack_into(self._memory, place, fetch.start_s, fetch.read_until_s, fetch.end_s)
+        load_s, preprocess_s, count = _THREE.unpack_from(self._memory, block)
+        place = block + (1 + int(count) % KEPT_FETCHES) * _THREE.size
+        _THREE.pack_into(self._memory, place, fetch.start_s, fetch.read_until_s, fetch.end_s)
         load_s += fetch.read_until_s - fetch.start_s
         preprocess_s += fetch.end_s - fetch.read_until_s
-        _CELL.pack_into(self._memory, block, load_s, preprocess_s, count + 1)
-
-    def news(self) -> tuple[float, float]:
-        """Seconds of `load` and of `preprocess` that all workers spent since the last call."""
-        cells = [_CELL.unpack_from(self._memory, worker * _BLOCK_BYTES) for worker in range(self.workers)]
-        total = sum(cell[0] for cell in cells), sum(cell[1] for cell in cells)
-        settled, self._settled = self._settled, total
-        return total[0] - settled[0], total[1] - settled[1]
+        _THREE.pack_into(self._memory, block, load_s, preprocess_s, count + 1)
 
     def load_share(self) -> float:
         """Return the share of `load` in the workers' work since the last call; the last share if there was none."""
-        load_s, preprocess_s = self.news()
+        sums = [_THREE.unpack_from(self._memory, worker * _BLOCK_BYTES) for worker in range(self.workers)]
+        total = sum(load_s for load_s, _, _ in sums), sum(preprocess_s for _, preprocess_s, _ in sums)
+        load_s, preprocess_s = (now_s - before_s for now_s, before_s in zip(total, self._settled))
+        self._settled = total
         if load_s + preprocess_s > 0:
             self._load_share = load_s / (load_s + preprocess_s)
         return self._load_share
@@ -201,11 +195,11 @@ class Board:
         """The fetches since the last call; of very many, the last ones."""
         for worker, seen in enumerate(self._seen):
             block = worker * _BLOCK_BYTES
-            count = int(_CELL.unpack_from(self._memory, block)[2])
+            count = int(_THREE.unpack_from(self._memory, block)[2])
             self._seen[worker] = count
             for number in range(max(seen, count - KEPT_FETCHES), count):
-                place = block + _CELL.size + number % KEPT_FETCHES * _FETCH.size
-                yield FetchTimes(*_FETCH.unpack_from(self._memory, place))
+                place = block + (1 + number % KEPT_FETCHES) * _THREE.size
+                yield FetchTimes(*_THREE.unpack_from(self._memory, place))
 
 
 class _Forking(threading.local):
@@ -377,9 +371,13 @@ class Fetch:
         self._kind: ReadKind = watch.memory.setdefault((ReadKind, id(iterator._dataset)), ReadKind())
         self._meter: Meter = watch.memory.setdefault((Meter, id(iterator._dataset)), Meter(watch.clock))
         self._cleanup = ExitStack()
-        self._iterator = iterator
+        try:
+            self._begin(iterator)
+        except BaseException:
+            self._cleanup.close()
+            raise
 
-    def begin(self) -> None:
+    def _begin(self, iterator: Any) -> None:
         """Enter the stage and lend the fetcher the metered functions."""
         self._stage = self._kind.stage
         self._clock.enter(self._stage)
@@ -387,8 +385,8 @@ class Fetch:
         turns = self._clock.takes_turns  # else no member waits, and each sample would pay for the question
         thread.yield_due_s = 0.0 if turns else float("inf")
         self._meter.start(gated=self._clock.shared and self._meter.mean_s >= SLOW_TRANSFORM_S)
-        fetcher = self._iterator._dataset_fetcher
-        self._cleanup.enter_context(metered(self._iterator._dataset, self._meter))
+        fetcher = iterator._dataset_fetcher
+        self._cleanup.enter_context(metered(iterator._dataset, self._meter))
         if turns:
             _lend_yield_points(fetcher)
         collate = fetcher.collate_fn
@@ -471,20 +469,11 @@ def _forget(reference: weakref.ref[Watch], key: int, _iterator: Any) -> None:
 
 
 def _begin(watch: Watch, iterator: Any) -> Fetch | WorkersWait | None:
-    fetch: Fetch | None = None
     try:
-        if not hasattr(iterator, "_dataset_fetcher"):
-            return WorkersWait(watch, iterator)
-        fetch = Fetch(watch, iterator)
-        fetch.begin()
-    except BaseException as error:
-        if fetch is not None:
-            fetch._cleanup.close()
-        if not isinstance(error, Exception):
-            raise
+        return (Fetch if hasattr(iterator, "_dataset_fetcher") else WorkersWait)(watch, iterator)
+    except Exception as error:
         switch_off(_FETCHING_HOOK, error)
         return None
-    return fetch
 
 
 def _end(fetch: Fetch | WorkersWait | None, *, complete: bool) -> None:

@@ -89,11 +89,11 @@ class CachedDataset:
     def __init__(self, dataset: Any, gib: float | None) -> None:
         length = _length(dataset)
         self.dataset = dataset
+        self._gib = gib
         self._length = length
         self._measured = bool(os.environ.get(DRY_RUN_VARIABLE))
         is_trial = os.environ.get(FULL_MEMORY_VARIABLE) == os.environ.get("SLURM_JOB_ID", NO_JOB)
         self._few = min(_FEW, length) if is_trial else None
-        self._room = room_of(os.environ) if gib is None else None
         if gib is not None:
             if isinstance(gib, bool) or not isinstance(gib, (int, float)) or not (math.isfinite(gib) and gib > 0):
                 raise CacheError(f"muri.cache: gib is {gib!r}; give the memory in GiB, for example gib=4")
@@ -103,9 +103,10 @@ class CachedDataset:
                 raise CacheError(f"muri.cache: gib={gib:g} is too little: {table}")
             self._items = SharedItems(length, int(gib * GIB))
             return
-        if self._room is None:
+        room = room_of(os.environ)
+        if room is None:
             logger.warning("muri.cache: nothing is kept: nothing says what memory this job was given; give gib=…")
-        self._items = SharedItems(length, 0, self._room)
+        self._items = SharedItems(length, 0, room)
         logger.info("muri.cache: at most %.3g GiB are kept", self.gib)
 
     def __len__(self) -> int:
@@ -152,19 +153,11 @@ class CachedDataset:
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         """The same cache in a process that is being spawned; elsewhere a copy begins with an empty one."""
-        state = self.__dict__.copy()
         if multiprocessing.context.get_spawning_popen() is None:
-            state["_limit_bytes"] = state.pop("_items").limit_bytes
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In the spawned process, or in the copy."""
-        self.__dict__.update(state)
-        if "_items" not in state:
-            self._room = self._room and Room(self._room.given_bytes, os.getpid())
-            self._items = SharedItems(self._length, state["_limit_bytes"], self._room)
+            return CachedDataset, (self.dataset, self._gib)
+        return super().__reduce_ex__(protocol)
 
     def _place(self, index: Any) -> int | None:
         try:
@@ -183,8 +176,7 @@ class CachedDataset:
             content = encode(item)
         except Exception as error:  # pickling a foreign object may raise anything
             logger.warning("muri.cache: items such as number %d cannot be kept: %s", place, error)
-            self._items.refuse(place)
-            return 0
+            content = b""
         self._items.put(place, content)
         return len(content)
 
@@ -271,34 +263,24 @@ class SharedItems:
         """Whether no worker has tried to keep something under the place yet."""
         return self._words[_HEADER_WORDS + 2 * place + 1] == 0
 
-    def put(self, place: int, content: bytes | memoryview) -> bool:
-        """Keep bytes under a place, if there is room and no other worker was first; return whether it holds any now."""
+    def put(self, place: int, content: bytes) -> None:
+        """Keep bytes under a place, if there is room and no other worker was first; without any, never keep some."""
         index = _HEADER_WORDS + 2 * place
         with self._locked():
             if self._words[index + 1] != 0:
-                return self._words[index + 1] > 0
+                return
             if self.room is not None and self._words[_USED] >= self._words[_LOOK_AT]:
                 self._look(self.room)
             offset = self.table_bytes(self.places) + self._words[_USED]
-            if not len(content) or offset + len(content) > self.limit_bytes:
-                self._words[index + 1] = _REFUSED
-                return False
+            self._words[index + 1] = _REFUSED  # until the bytes are there
+            if not content or offset + len(content) > self.limit_bytes:
+                return
             self._words[_USED] += len(content)  # before the bytes: a writer killed here leaves a gap, no damage
-            try:
+            with contextlib.suppress(OSError):  # memory is short: keep less
                 _write(self._fd, content, offset)
-            except OSError:  # memory is short: keep less
-                self._words[index + 1] = _REFUSED
-                return False
-            self._words[index] = offset
-            self._words[index + 1] = len(content)
-            self._words[_KEPT] += 1
-            return True
-
-    def refuse(self, place: int) -> None:
-        """Never keep anything under a place."""
-        with self._locked():
-            if self._words[_HEADER_WORDS + 2 * place + 1] == 0:
-                self._words[_HEADER_WORDS + 2 * place + 1] = _REFUSED
+                self._words[index] = offset
+                self._words[index + 1] = len(content)
+                self._words[_KEPT] += 1
 
     def count(self, fetch: Fetch, sizes: Collection[int]) -> None:
         """Count the items that a fetch has read for the first time, by their bytes."""
@@ -356,7 +338,7 @@ class SharedItems:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
 
-def _write(fd: int, content: bytes | memoryview, offset: int) -> None:
+def _write(fd: int, content: bytes, offset: int) -> None:
     rest = memoryview(content)
     while rest:
         written = os.pwrite(fd, rest, offset)

@@ -1,9 +1,11 @@
 """`muri.cache`: equal items, a fixed hit rate in every epoch, shared by a loader's workers, within its limit."""
 
+import copy
 import gc
 import multiprocessing
 import operator
 import os
+import pickle
 import signal
 import threading
 import time
@@ -109,6 +111,13 @@ def test_a_spawned_worker_shares_it_too():
     assert (worker.exitcode, cached.kept) == (0, 1)
     cached.dataset[1] = b"not read any more"
     assert cached[1] == b"one"
+
+
+def test_a_copy_begins_with_an_empty_one():
+    cached = cache([b"zero", b"one"], gib=0.1)
+    assert cached[1] == b"one"
+    for copied in (copy.copy(cached), copy.deepcopy(cached), pickle.loads(pickle.dumps(cached))):
+        assert (copied.kept, copied.gib, copied[1], copied.kept) == (0, cached.gib, b"one", 1)
 
 
 def test_what_a_script_changes_in_an_item_is_not_seen_again(samples):
@@ -235,7 +244,7 @@ def test_a_writer_killed_while_it_holds_the_lock_blocks_nobody():
     assert os.read(reader, 1) == b"x"
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert shared.put(0, b"kept")
+    shared.put(0, b"kept")
     assert shared.get(0) == b"kept"
     os.close(reader)
     os.close(writer)
