@@ -91,8 +91,19 @@ class Launcher:
         """Start `muri run …` as the job would; its output goes to out() and err()."""
         command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *map(str, arguments)]
         variables = self.environment | environment | ({"SLURM_JOB_ID": job_id} if job_id else {})
-        out, err = self.path(job_id, "out").open("ab"), self.path(job_id, "err").open("ab")
-        return self.spawn(command, variables, stdout=out, stderr=err, cwd=cwd or self.folder)
+        return self.start(job_id, command, variables, cwd)
+
+    def ran(self, job_id: str | None, *arguments: object, code: int = 0, **environment: str) -> str:
+        """Run `muri run …` as the job would until it ends with that exit code; returns all of its output."""
+        assert ends(self.member(job_id, *arguments, **environment)) == code, self.err(job_id)
+        return self.out(job_id)
+
+    def start(
+        self, name: str | None, command: list[object], environment: dict[str, str], cwd: Path | None = None
+    ) -> Process:
+        """Start a command; its output goes to out() and err() of that name."""
+        out, err = self.path(name, "out").open("ab"), self.path(name, "err").open("ab")
+        return self.spawn([*map(str, command)], environment, stdout=out, stderr=err, cwd=cwd or self.folder)
 
     def dry_run(self, limits: str, *arguments: object, **environment: str) -> tuple[int, dict]:
         """Measure a script that runs alone; returns its exit code and the result, or {} where it left none."""

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from examples.demo import timeline
 from examples.demo.cluster import MURI_JCT, SHIPPED, JobRecord
 from examples.demo.report import draw_timeline, print_table, save
+from examples.demo.timeline import Slice, TraceFileError, read_slices
+from muri.errors import UsageError
 from muri.launcher.script.trace import open_trace
 from muri.slurm_plugin.config import Config, load_config
 from muri_lab.benchmarks import demo
@@ -74,3 +77,45 @@ def test_figures_are_those_of_the_runs_and_a_failed_run_keeps_none(tmp_path: Pat
     script.write_text("raise SystemExit(3)")
     with pytest.raises(Exception, match="the demo ended with 3; nothing is kept"):
         demo.runs_of([sys.executable, str(script)], 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", "hello", "is not a trace of stages"),
+        ("a.json", "[\n]", "holds no stage"),
+        ("a.json", '{"a": 1}', "is not a trace of stages"),
+        ("a.jsonl", '{"a": 1}', "is not a trace of stages"),
+    ],
+)
+def test_file_that_is_no_trace_is_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(TraceFileError, match=message):
+        read_slices(path)
+    with pytest.raises(TraceFileError, match="cannot read the trace"):
+        read_slices(tmp_path / "missing.json")
+
+
+def test_the_busiest_moment_is_when_most_members_were_there_and_need_not_be_that_of_all() -> None:
+    stays = {"1": (0.0, 20.0), "2": (4.0, 10.0), "3": (6.0, 30.0), "4": (25.0, 40.0)}
+    slices = [Slice(member, "load", first_s, last_s) for member, (first_s, last_s) in stays.items()]
+    assert timeline.busiest_moment_s(slices, 1.0) == 7.5
+    assert timeline.busiest_moment_s(slices, 60.0) == 6.0
+    assert {piece.member for piece in timeline.within(slices, 7.5, 1.0)} == {"1", "2", "3"}
+
+
+def test_a_picture_shows_who_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(timeline, "_draw_members", lambda _axes, _shown, names, _begin_s: drawn.append([*names]))
+    slices = [Slice(member, "load", at_s, at_s + 1.0) for member, at_s in (("7", 0.0), ("12", 0.5), ("13", 5.0))]
+    timeline.draw(slices, 0.0, 2.0, tmp_path / "out.png")
+    assert drawn == [["7", "12"]]
+
+
+def test_a_picture_of_nothing_and_one_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    slices = [Slice("7", "load", 0.0, 1.0)]
+    with pytest.raises(UsageError, match="nothing happened"):
+        timeline.draw(slices, 100.0, 4.0, tmp_path / "out.png")
+    with pytest.raises(UsageError, match="cannot write the picture"):
+        timeline.draw(slices, 0.0, 4.0, tmp_path / "out.gif?")

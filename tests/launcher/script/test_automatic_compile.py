@@ -118,9 +118,8 @@ FEW = ("layers", "broken", "model", "all_reduce", "broadcast")
 def run_plainly(launcher: Launcher, script: Path, ranks: int, *cases: str) -> list[str]:
     """What the script's ranks say without Muri."""
     for rank in range(ranks):
-        words = [sys.executable, str(script), str(launcher.folder / "plain.store"), str(rank), str(ranks), *cases]
-        with launcher.path(f"plain{rank}", "out").open("wb") as out:
-            launcher.spawn(words, launcher.environment, stdout=out)
+        command = [sys.executable, script, launcher.folder / "plain.store", rank, ranks, *cases]
+        launcher.start(f"plain{rank}", command, launcher.environment)
     assert [ends(process) for process in launcher.processes] == [0] * ranks
     return [line for rank in range(ranks) for line in launcher.out(f"plain{rank}").splitlines()]
 
@@ -130,8 +129,7 @@ def test_what_a_member_compiles_is_what_it_is_alone(launcher: Launcher) -> None:
     assert {"layers 1 0", "all_reduce 1 0"} <= {line.partition(" [")[0] for line in plain}, "the test shows nothing"
     launcher.runtime("101")
     script = launcher.script(EACH_OFFER + COMPILED)
-    assert ends(launcher.member("101", script, launcher.folder / "store", 0, 1, *FEW)) == 0, launcher.err("101")
-    assert launcher.out("101").splitlines() == plain
+    assert launcher.ran("101", script, launcher.folder / "store", 0, 1, *FEW).splitlines() == plain
     assert "switched off" not in launcher.err("101")
     assert "launcher/script" not in launcher.err("101")
 
@@ -169,7 +167,7 @@ def test_hooks_are_hidden_when_a_script_first_compiles_something(launcher: Launc
         assert compute.begin_propagate is hidden
         assert torch._dynamo.eval_frame.OptimizeContext.__init__ is begun.__wrapped__
     """)
-    assert ends(launcher.member(None, "--timing", script)) == 0, launcher.err(None)
+    launcher.ran(None, "--timing", script)
 
 
 def test_gradients_that_the_compiler_sends_stay_with_it(launcher: Launcher) -> None:
@@ -185,5 +183,4 @@ def test_gradients_that_the_compiler_sends_stay_with_it(launcher: Launcher) -> N
         os.write(1, f"{model.module.weight.grad.tolist()}".encode())
         os._exit(0)
     """)
-    assert ends(launcher.member(None, "--timing", script)) == 0, launcher.err(None)
-    assert launcher.out(None) == "[[3.0, 3.0]]"
+    assert launcher.ran(None, "--timing", script) == "[[3.0, 3.0]]"

@@ -25,11 +25,10 @@ def plain_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The last line that each script prints under plain Python."""
     with launcher_in(tmp_path_factory.mktemp("plain")) as launcher:
         environment = {k: v for k, v in launcher.environment.items() if not k.startswith("MURI_")} | ENVIRONMENT
-        running = {}
-        for name, arguments in SCRIPTS.items():
-            streams = {kind: launcher.path(name, kind).open("wb") for kind in ("out", "err")}
-            command = [sys.executable, str(EXAMPLES / name), *arguments]
-            running[name] = launcher.spawn(command, environment, stdout=streams["out"], stderr=streams["err"])
+        running = {
+            name: launcher.start(name, [sys.executable, EXAMPLES / name, *arguments], environment)
+            for name, arguments in SCRIPTS.items()
+        }
         for name, process in running.items():
             assert ends(process) == 0, launcher.err(name)
         return {name: launcher.out(name).splitlines()[-1] for name in SCRIPTS}
@@ -41,10 +40,8 @@ def plain_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_dry_run_finds_the_stages(launcher: Launcher, name: str) -> None:
     result = launcher.folder / "result.json"
     wish = {"MURI_DRY_RUN": "8:3", "MURI_DRY_RUN_RESULT": str(result)}
-    command = [sys.executable, own_time.__file__, str(EXAMPLES / name), *SCRIPTS[name], "--read-ms", str(READ_MS)]
-    out, err = launcher.path(None, "out").open("wb"), launcher.path(None, "err").open("wb")
-    process = launcher.spawn(command, launcher.environment | ENVIRONMENT | wish, stdout=out, stderr=err)
-    assert ends(process) == 0, launcher.err(None)
+    command = [sys.executable, own_time.__file__, EXAMPLES / name, *SCRIPTS[name], "--read-ms", READ_MS]
+    assert ends(launcher.start(None, command, launcher.environment | ENVIRONMENT | wish)) == 0, launcher.err(None)
     times = json.loads(result.read_text())
     assert times["iterations"] == 5
     read_s = BATCH[name] * READ_MS / 1000

@@ -125,15 +125,14 @@ WORKERS = {
 
 
 def test_loaders_in_the_scripts_own_process(launcher: Launcher) -> None:
-    command = [sys.executable, own_time.__file__, str(launcher.script(LOADERS))]
-    out, err = launcher.path(None, "out").open("wb"), launcher.path(None, "err").open("wb")
+    command = [sys.executable, own_time.__file__, launcher.script(LOADERS)]
     environment = launcher.environment | ENVIRONMENT | {"MURI_TIMING": "1"}
-    assert ends(launcher.spawn(command, environment, stdout=out, stderr=err)) == 0, launcher.err(None)
+    assert ends(launcher.start(None, command, environment)) == 0, launcher.err(None)
     require(launcher, HERE)
 
 
 def test_loaders_with_workers(launcher: Launcher) -> None:
-    assert ends(launcher.member(None, "--timing", launcher.script(LOADERS), "workers", **ENVIRONMENT)) == 0
+    launcher.ran(None, "--timing", launcher.script(LOADERS), "workers", **ENVIRONMENT)
     require(launcher, WORKERS)
 
 
@@ -155,7 +154,7 @@ def require(launcher: Launcher, expected: dict[str, tuple[int, int, int, int]]) 
 def test_hooks_can_be_left_out(launcher: Launcher, options: list[str], variables: dict[str, str]) -> None:
     launcher.warm = False  # where `muri run` has imported them before it became the script
     script = launcher.script("import sys; sys.exit('muri.launcher.script.hooks' in sys.modules)")
-    assert ends(launcher.member(None, "--timing", *options, script, **variables)) == 0
+    launcher.ran(None, "--timing", *options, script, **variables)
 
 
 def test_own_stages_of_the_script_win(launcher: Launcher) -> None:
@@ -171,8 +170,7 @@ def test_own_stages_of_the_script_win(launcher: Launcher) -> None:
         held = dict(zip(("load", "preprocess", "propagate", "synchronize"), clock.stage_s))
         print(clock.iterations, held["propagate"], held["preprocess"] > 0)
     """)
-    assert ends(launcher.member(None, "--timing", script)) == 0, launcher.err(None)
-    assert launcher.out(None).split() == ["4", "0.0", "True"]
+    assert launcher.ran(None, "--timing", script).split() == ["4", "0.0", "True"]
 
 
 def test_hook_that_fails_is_reported_once_and_the_script_goes_on(launcher: Launcher) -> None:
@@ -186,14 +184,10 @@ def test_hook_that_fails_is_reported_once_and_the_script_goes_on(launcher: Launc
             model(batch).sum().backward()
         print("done")
     """)
-    assert ends(launcher.member(None, "--timing", script)) == 0
-    assert launcher.out(None) == "done\n"
+    assert launcher.ran(None, "--timing", script) == "done\n"
     reports = [line for line in launcher.err(None).splitlines() if "switched off" in line]
-    assert sorted(line.split(" for ")[1].split(" failed")[0] for line in reports) == [
-        "DataLoader",
-        "backward",
-        "forward",
-    ]
+    failed = sorted(line.split(" for ")[1].split(" failed")[0] for line in reports)
+    assert failed == ["DataLoader", "backward", "forward"]
 
 
 def test_compiled_traced_and_functional_code_still_works(launcher: Launcher) -> None:
@@ -223,8 +217,7 @@ def test_compiled_traced_and_functional_code_still_works(launcher: Launcher) -> 
         scaler.update()
         print("done")
     """)
-    assert ends(launcher.member(None, "--timing", script, **ENVIRONMENT)) == 0, launcher.err(None)
-    assert launcher.out(None) == "done\n"
+    assert launcher.ran(None, "--timing", script, **ENVIRONMENT) == "done\n"
     assert "switched off" not in launcher.err(None)
 
 
@@ -291,13 +284,12 @@ def test_data_parallel_training_is_bitwise_the_same(launcher: Launcher) -> None:
     results = []
     for runner, variables in (([], {}), (["-m", "muri.launcher.script.solo"], {"MURI_TIMING": "1"})):
         place = f"{len(results)}.store"
-        ranks = []
-        for rank in range(RANKS):
-            own = plain | variables | {"WORLD_SIZE": str(RANKS), "RANK": str(rank)}
-            name = f"{len(results)}.{rank}"
-            streams = {"stdout": launcher.path(name, "out").open("wb"), "stderr": launcher.path(name, "err").open("wb")}
-            command = [sys.executable, *runner, str(script), place]
-            ranks.append(launcher.spawn(command, own, cwd=launcher.folder, **streams))
+        command = [sys.executable, *runner, script, place]
+        environment = plain | variables | {"WORLD_SIZE": str(RANKS)}
+        ranks = [
+            launcher.start(f"{len(results)}.{rank}", command, environment | {"RANK": str(rank)})
+            for rank in range(RANKS)
+        ]
         assert [ends(process) for process in ranks] == [0] * RANKS, launcher.err(f"{len(results)}.0")
         results.append(launcher.out(f"{len(results)}.0"))
     assert len(results[0].splitlines()) == 7

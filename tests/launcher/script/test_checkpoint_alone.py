@@ -54,7 +54,7 @@ def test_kill_at_any_moment_leaves_a_whole_checkpoint(launcher, uninterrupted_cu
         until(lambda least=least: len(lines(path)) >= least, "the first iterations")
         process.kill()
         process.wait()
-    assert ends(launcher.member(None, script, path, 0)) == 0
+    launcher.ran(None, script, path, 0)
     assert list(dict.fromkeys(lines(path))) == uninterrupted_curve  # a repeated iteration repeats its loss
     assert len(lines(path)) <= len(uninterrupted_curve) + 3
 
@@ -69,8 +69,7 @@ def test_own_handler_is_called_as_well_and_an_ignored_signal_stops_nothing(launc
         for step in muri.batches(range(1000)):
             os.kill(os.getpid(), {1: signal.SIGUSR1, 3: signal.SIGTERM}.get(step, 0))
     """)
-    assert ends(launcher.member(None, script)) == STOPPED
-    assert launcher.out(None) == "own handler\n"
+    assert launcher.ran(None, script, code=STOPPED) == "own handler\n"
     assert "saved at iteration 4" in launcher.err(None)
 
 
@@ -93,9 +92,8 @@ OWN_LOOP = """
 
 def test_a_loop_without_stages_asks_should_stop(launcher):
     script = launcher.script(OWN_LOOP)
-    assert ends(launcher.member(None, script)) == 5
-    assert ends(launcher.member(None, script)) == 0
-    assert launcher.out(None) == "finished 20\n"
+    launcher.ran(None, script, code=5)
+    assert launcher.ran(None, script) == "finished 20\n"
 
 
 FAILING = """
@@ -116,9 +114,8 @@ FAILING = """
 
 def test_a_failing_save_costs_neither_the_job_nor_the_last_checkpoint(launcher, place):
     script = launcher.script(FAILING)
-    assert ends(launcher.member(None, script, "sound")) == 0
-    assert ends(launcher.member(None, script, "broken")) == 0
-    assert launcher.out(None) == "reached the end from 0\nreached the end from 5\n"
+    launcher.ran(None, script, "sound")
+    assert launcher.ran(None, script, "broken") == "reached the end from 0\nreached the end from 5\n"
     assert "no space left" in launcher.err(None)
     assert "The job goes on" in launcher.err(None)
     assert [entry.name for entry in place.iterdir() if entry.is_dir()] == ["iteration-0000000005"]
@@ -131,8 +128,8 @@ def test_a_checkpoint_that_cannot_be_loaded_is_a_clear_error_and_stays(launcher,
         for step in muri.batches(range(3)): pass
     """)
     bad = launcher.script("import muri\nmuri.checkpoint(print, lambda path: 1 / 0)\n", "bad.py")
-    assert ends(launcher.member(None, good)) == 0
-    assert ends(launcher.member(None, bad)) == 1
+    launcher.ran(None, good)
+    launcher.ran(None, bad, code=1)
     said = launcher.err(None)
     assert "could not be loaded: ZeroDivisionError: division by zero. Nothing was deleted" in said
     assert (place / "iteration-0000000003" / "state").read_text() == "state"
@@ -156,28 +153,24 @@ TWO_RANKS = """
 
 def test_ranks_stop_and_resume_at_the_same_iteration(launcher, place):
     script = launcher.script(TWO_RANKS)
-    files = [[launcher.path(f"rank-{rank}", kind) for kind in ("out", "err")] for rank in (0, 1)]
 
     def both() -> list[int]:
         port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-        processes = []
-        for rank, paths in enumerate(files):
-            streams = dict(zip(("stdout", "stderr"), (path.open("wb") for path in paths), strict=True))
-            variables = launcher.environment | port | {"RANK": str(rank)}
-            processes.append(launcher.spawn([sys.executable, str(script)], variables, cwd=launcher.folder, **streams))
-        return [ends(process) for process in processes]
+        environments = [launcher.environment | port | {"RANK": rank} for rank in "01"]
+        ranks = [launcher.start(own["RANK"], [sys.executable, script], own) for own in environments]
+        return [ends(rank) for rank in ranks]
 
-    assert both() == [STOPPED, STOPPED], [err.read_text() for _, err in files]
+    assert both() == [STOPPED, STOPPED], launcher.err("0") + launcher.err("1")
     saved = [[int(entry.name[10:]) for entry in (place / f"rank-{rank}").glob("iter*")] for rank in (0, 1)]
     assert saved[0] == saved[1]
     (iteration,) = saved[0]
-    assert both() == [0, 0], [err.read_text() for _, err in files]
-    assert [out.read_text() for out, _ in files] == [f"rank {rank} from {iteration}\n" for rank in (0, 1)]
+    assert both() == [0, 0], launcher.err("0") + launcher.err("1")
+    assert [launcher.out(rank) for rank in "01"] == [f"rank {rank} from {iteration}\n" for rank in "01"]
 
 
 def test_unconnected_ranks_are_refused(launcher):
     script = launcher.script("import muri\nmuri.checkpoint(print, print)\n")
-    assert ends(launcher.member(None, script, WORLD_SIZE="2")) == 1
+    launcher.ran(None, script, WORLD_SIZE="2", code=1)
     assert "call muri.checkpoint after" in launcher.err(None)
 
 

@@ -73,10 +73,9 @@ CLIENT = """
 
 
 def client(launcher: Launcher, job_id: str, *arguments: object, state: str = "runs", **variables: str) -> Process:
-    streams = {"stdout": launcher.path(job_id, "out").open("ab"), "stderr": launcher.path(job_id, "err").open("ab")}
-    command = [sys.executable, str(launcher.script(CLIENT, "client.py")), state, *map(str, arguments)]
+    command = [sys.executable, launcher.script(CLIENT, "client.py"), state, *arguments]
     environment = launcher.environment | {"SLURM_JOB_ID": job_id, "MURI_JOB": "on", "MURI_REQUEUE_WAIT_S": "0.1"}
-    return launcher.spawn(command, environment | variables, cwd=launcher.folder, **streams)
+    return launcher.start(job_id, command, environment | variables)
 
 
 class Training:
@@ -100,8 +99,7 @@ class Training:
 
     def resumed(self, job_id: str | None = "101") -> list[str]:
         """The loss curve once another run of it has come to its end."""
-        assert ends(self.launcher.member(job_id, *self.words, **self.place)) == 0
-        assert f"started at {WAITS_AT}" in self.launcher.out(job_id)
+        assert f"started at {WAITS_AT}" in self.launcher.ran(job_id, *self.words, **self.place)
         return lines(self.path)
 
 

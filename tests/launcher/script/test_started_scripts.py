@@ -1,11 +1,10 @@
 """Scripts that torchrun and `accelerate launch` start are measured in their own processes."""
 
-import json
 import sys
 from types import SimpleNamespace
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher
 
 from muri.launcher.job.environment import AGENT_VARIABLE
 from muri.launcher.script.solo import RUNNER, _reach_accelerate, _reach_ranks, under_runner
@@ -64,14 +63,11 @@ RANKS = """
 
 def test_ranks_of_torchrun_are_measured(launcher: Launcher) -> None:
     script = launcher.script(RANKS)
-    assert ends(launcher.member(None, "--timing", *TORCHRUN, script, "--x", **ENVIRONMENT)) == 0, launcher.err(None)
     said = [f"rank {rank} of 2: 50 ['{script}', '--x'] __main__" for rank in (0, 1)]
-    assert sorted(launcher.out(None).splitlines()) == said
+    assert sorted(launcher.ran(None, "--timing", *TORCHRUN, script, "--x", **ENVIRONMENT).splitlines()) == said
     lines = launcher.err(None).splitlines()
-    assert sorted(line.split(", the last")[0] for line in lines if "iterations, the last" in line) == [
-        "muri: rank 0, 50 iterations",
-        "muri: rank 1, 50 iterations",
-    ]
+    heads = sorted(line.split(", the last")[0] for line in lines if "iterations, the last" in line)
+    assert heads == [f"muri: rank {rank}, 50 iterations" for rank in (0, 1)]
     held = [float(line.split()[2]) for line in lines if line.startswith("muri:   synchronize")]
     assert len(held) == 2
     assert min(held) > 0
@@ -79,10 +75,7 @@ def test_ranks_of_torchrun_are_measured(launcher: Launcher) -> None:
 
 def test_dry_run_ends_all_ranks(launcher: Launcher) -> None:
     """Rank 0 measures; the others would wait for its next all-reduce."""
-    result = launcher.folder / "result.json"
-    wish = {"MURI_DRY_RUN": "8:3", "MURI_DRY_RUN_RESULT": str(result)}
-    ends(launcher.member(None, *TORCHRUN, launcher.script(RANKS), **ENVIRONMENT, **wish))
-    times = json.loads(result.read_text())
+    _code, times = launcher.dry_run("8:3", *TORCHRUN, launcher.script(RANKS), **ENVIRONMENT)
     assert "error" not in times
     assert times["propagate_s"] > 0
     assert sum(times[f"{stage}_s"] for stage in ("load", "preprocess", "propagate", "synchronize")) <= (

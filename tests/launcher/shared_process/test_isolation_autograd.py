@@ -4,14 +4,13 @@ import ctypes
 import sys
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher
 
 from muri.launcher.shared_process.threads_and_processes import _owning_stash
 
 
 def test_a_thread_that_ran_a_backward_pass_does_not_keep_its_session(launcher: Launcher) -> None:
-    script = launcher.script(
-        """
+    script = launcher.script("""
         import torch
 
         def kept(key="muri.session"):
@@ -22,13 +21,11 @@ def test_a_thread_that_ran_a_backward_pass_does_not_keep_its_session(launcher: L
         weight.register_hook(lambda _: seen.append(kept()))
         weight.sum().backward()
         print(seen[0] and seen[0].member, kept())
-        """
-    )
+    """)
     launcher.threads("101")
-    assert ends(launcher.member("101", script)) == 0, launcher.err("101")
     # Without the GIL only a GPU's threads are told of the session.
     told = "101" if getattr(sys, "_is_gil_enabled", lambda: True)() else "None"
-    assert launcher.out("101") == f"{told} None\n"
+    assert launcher.ran("101", script) == f"{told} None\n"
 
 
 class Core:

@@ -63,19 +63,18 @@ def test_what_is_not_safe_in_a_thread_returns_to_the_queue_before_it_trains(laun
         assert launcher.out(job) == ""
         said = f"gave the script up: the script uses {DANGERS[text]}, which is not safe in a thread"
         assert said in launcher.err(job)
-    assert ends(launcher.member("200", launcher.script(PLAIN))) == 0, launcher.err("200")
-    assert launcher.out("200") == "True\n"
+    assert launcher.ran("200", launcher.script(PLAIN)) == "True\n"
 
 
 def test_a_script_that_catches_everything_is_given_up_all_the_same(launcher: Launcher) -> None:
     launcher.script("", "accelerate.py", "site")  # installed, as far as the group is concerned
     launcher.environment["PYTHONPATH"] = str(launcher.folder / "site")
     launcher.threads("101")
-    assert ends(launcher.member("101", launcher.script(CATCHES_ALL), PYTHONPATH="", **AGAIN)) == 75
+    launcher.ran("101", launcher.script(CATCHES_ALL), code=75, PYTHONPATH="", **AGAIN)
     assert "the script uses accelerate, which is not safe in a thread" in launcher.err("101")
 
 
 def test_the_same_script_trains_in_a_process(launcher: Launcher) -> None:
     launcher.runtime("101")
-    assert ends(launcher.member("101", launcher.script("import os\nos.fork()\nprint('trains', flush=True)"))) == 0
-    assert launcher.out("101") == "trains\ntrains\n"
+    script = launcher.script("import os\nos.fork()\nprint('trains', flush=True)")
+    assert launcher.ran("101", script) == "trains\ntrains\n"

@@ -153,5 +153,5 @@ CANNOT_BE_FORGOTTEN = """
 
 def test_the_end_of_a_script_is_told_even_if_cleaning_up_after_it_fails(launcher: Launcher) -> None:
     launcher.threads("101")
-    assert ends(launcher.member("101", launcher.script(CANNOT_BE_FORGOTTEN))) == 3
+    launcher.ran("101", launcher.script(CANNOT_BE_FORGOTTEN), code=3)
     until(lambda: "no way to forget" in (launcher.folder / "runtime.log").read_text(), "the runtime's log")

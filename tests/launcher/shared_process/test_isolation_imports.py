@@ -25,7 +25,7 @@ def test_a_package_that_fails_shows_no_frame_of_the_launcher(launcher):
     launcher.script("1 / 0\n", "broken_package.py", folder="site")
     path = launcher.folder / "site"
     script = launcher.script(f"import sys\nsys.path.append({str(path)!r})\nimport broken_package\n")
-    assert ends(launcher.member("101", script)) == 1
+    launcher.ran("101", script, code=1)
     assert "import_turns" not in launcher.err("101")
     assert "importlib" not in launcher.err("101")
     assert launcher.err("101").count("File ") == 2

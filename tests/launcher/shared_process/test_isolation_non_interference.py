@@ -64,8 +64,7 @@ def _solo(launcher: Launcher, script: Path) -> dict[str, str]:
     outputs = {}
     for member, arguments in MEMBERS.items():
         launcher.path(None, "out").unlink(missing_ok=True)
-        assert ends(launcher.member(None, script, *arguments)) == 0, launcher.err(None)
-        outputs[member] = launcher.out(None)
+        outputs[member] = launcher.ran(None, script, *arguments)
     return outputs
 
 
@@ -91,9 +90,7 @@ def test_a_fresh_session_starts_with_seeds_of_its_own(launcher):
         print(json.dumps([random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed()]))
     """)
     launcher.threads("101", "102", "103")
-    for member in ("101", "102", "103"):
-        assert ends(launcher.member(member, script)) == 0, launcher.err(member)
-    drawn = [json.loads(launcher.out(member)) for member in ("101", "102", "103")]
+    drawn = [json.loads(launcher.ran(member, script)) for member in ("101", "102", "103")]
     for values in zip(*drawn, strict=True):
         assert len(set(values)) == 3, "a later member went on with an earlier one's generator"
 
@@ -109,8 +106,8 @@ def test_a_seed_of_one_member_never_reaches_another_that_draws_dropout(launcher)
             ones = torch.ones(8)
             print([int(torch.native_dropout(ones, 0.5, True)[1].sum()) for _ in range(20000)])
         """)
-    assert ends(launcher.member(None, script)) == 0, launcher.err(None)
+    alone = launcher.ran(None, script)
     launcher.threads("101", "102")
     running = [launcher.member("101", script), launcher.member("102", script, "seeds")]
     assert [ends(process) for process in running] == [0, 0], [launcher.err("101"), launcher.err("102")]
-    assert launcher.out("101") == launcher.out(None)
+    assert launcher.out("101") == alone

@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import indent
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher
 from polling import until
 from two_members import run_both
 
@@ -36,10 +36,8 @@ def test_every_way_to_write_reaches_the_members_own_output(launcher: Launcher) -
     launcher.threads("101", "102")
     pieces = [f"try:\n{indent(code, ' ')}\nfinally: os.write(1, b'|')" for code in WAYS.values()]
     script = launcher.script(PRELUDE + "\n".join(pieces) + "\n" + EXEC)
-    assert ends(launcher.member("101", script)) == 0, launcher.err("101")
-    assert dict(zip([*WAYS, "exec"], launcher.out("101").split("|"), strict=True)) == dict.fromkeys(
-        [*WAYS, "exec"], "HERE"
-    )
+    ways = [*WAYS, "exec"]
+    assert dict(zip(ways, launcher.ran("101", script).split("|"), strict=True)) == dict.fromkeys(ways, "HERE")
     assert "HERE" not in (launcher.folder / "runtime.log").read_text()
 
 
@@ -71,10 +69,8 @@ def test_what_threads_c_and_subprocesses_of_members_write_at_once_does_not_mix(l
 
 def test_a_subprocess_may_still_gain_rights(launcher: Launcher) -> None:
     launcher.threads("101")
-    assert (
-        ends(launcher.member("101", launcher.script("import os; os.system('grep NoNewPrivs /proc/self/status')"))) == 0
-    )
-    assert launcher.out("101").split() == ["NoNewPrivs:", "0"]
+    script = launcher.script("import os; os.system('grep NoNewPrivs /proc/self/status')")
+    assert launcher.ran("101", script).split() == ["NoNewPrivs:", "0"]
 
 
 @pytest.mark.parametrize("off", [True, False])
@@ -87,8 +83,7 @@ def test_c_output_without_the_helper_goes_to_the_runtimes_log(launcher: Launcher
         (helper,) = (pid for pid in children if b"c_output_helper" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(int(helper), signal.SIGKILL)
         until(lambda: "helper process ended" in (launcher.folder / "runtime.log").read_text(), "the warning")
-    assert (
-        ends(launcher.member("101", launcher.script(PRELUDE + "libc.dprintf(2, b'from C\\n'); print('fine')\n"))) == 0
-    )
-    assert launcher.out("101") == "fine\n" and launcher.err("101") == ""
+    script = launcher.script(PRELUDE + "libc.dprintf(2, b'from C\\n'); print('fine')\n")
+    assert launcher.ran("101", script) == "fine\n"
+    assert launcher.err("101") == ""
     assert "from C" in (launcher.folder / "runtime.log").read_text()
