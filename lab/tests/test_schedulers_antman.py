@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import engine_builders
 import pytest
+from engine_builders import GPU, ends, run
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_builders import KINDS, decided_ids, make_job, make_node, make_profile, make_request, requests
@@ -10,6 +12,7 @@ from policy_builders import KINDS, decided_ids, make_job, make_node, make_profil
 from muri.policies.registry import get_policy
 from muri.policies.speed import Shape
 from muri.policies.types import NodeShare, Running
+from muri.simulator.model import Cluster
 from muri_lab.policies.antman import GUARANTEED_SPEED, leftover_speed
 
 ANTMAN = get_policy("antman")
@@ -191,3 +194,14 @@ def test_a_job_of_several_nodes_gets_its_share_of_each():
     # Two on each of two nodes is not more than a node has, though four would be.
     (solo,) = ANTMAN.plan(make_request([make_job(1, gpu_count=4, node_count=2)], nodes)).solo
     assert solo.gpus == (NodeShare("a", 2), NodeShare("b", 2))
+
+
+def test_antman_lets_a_guaranteed_job_run_on_undisturbed() -> None:
+    jobs = [
+        engine_builders.job(1, 0.0, 1000.0, (0.0, 0.5, 0.5, 0.0)),
+        engine_builders.job(2, 100.0, 100.0, GPU, opportunistic=True),
+    ]
+    result = run(jobs, "antman", Cluster(1, 1), restart_s=30.0)
+    # Half of the GPU's time is left over for job 2.
+    assert ends(result) == {1: 1000.0, 2: pytest.approx(300.0)}
+    assert [record.restarts for record in result.records] == [0, 0]

@@ -93,17 +93,6 @@ def test_jobs_of_different_users_share_only_where_users_mix(any_user: bool) -> N
     assert ends(result)[2] == (200.0 if any_user else 1100.0)
 
 
-def test_antman_lets_a_guaranteed_job_run_on_undisturbed() -> None:
-    jobs = [
-        job(1, 0.0, 1000.0, (0.0, 0.5, 0.5, 0.0)),
-        job(2, 100.0, 100.0, GPU, opportunistic=True),
-    ]
-    result = run(jobs, "antman", ONE_GPU, restart_s=30.0)
-    # Half of the GPU's time is left over for job 2.
-    assert ends(result) == {1: 1000.0, 2: pytest.approx(300.0)}
-    assert [record.restarts for record in result.records] == [0, 0]
-
-
 def test_the_fair_runtime_is_used_when_the_policy_plans_for_it() -> None:
     jobs = [job(1, 0.0, 400.0, (0.0, 1.0, 3.0, 0.0)), job(2, 0.0, 400.0, (0.0, 3.0, 1.0, 0.0))]
     # Max-min fair: both resources are asked for one second a second, so both jobs keep their full speed.
