@@ -1,3 +1,3 @@
 """A controller on a small Slurm in memory."""
 
-from controller_fixtures import make_controller, status_dir  # noqa: F401 - fixtures
+from controller_fixtures import make_controller, status_dir, store  # noqa: F401 - fixtures

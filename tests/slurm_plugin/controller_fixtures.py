@@ -23,6 +23,13 @@ def status_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> Iterator[ProfileStore]:
+    """The profile store of the controllers that `make_controller` opens."""
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        yield store
+
+
+@pytest.fixture
 def make_controller(tmp_path: Path, configured: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Open a controller on a FakeSlurm, as a fresh process would, with the shipped configuration but for `changes`."""
 

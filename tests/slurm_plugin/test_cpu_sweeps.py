@@ -9,7 +9,6 @@ from fake_slurm import FakeSlurm, dry_runs, end_dry_run, make_job, make_node, on
 from muri.profiler.dryrun.messages import Limits
 from muri.profiler.records import ProfileKey
 from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Dataset, Point, SensitivityProfile
-from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.node import dry_run
 from muri.slurm_plugin.node.dry_run import Cpus, measure
 from muri.slurm_plugin.records import comment_tags as tags
@@ -98,9 +97,8 @@ def site():
 OPTIONS = {"policy": "synergy", "profiling": {"mode": "dry-run", "partition": "spare"}, "partitions": ("main",)}
 
 
-def stored(folder):
-    with ProfileStore(folder / "profiles.db", read_only=True) as store:
-        return [SensitivityProfile.from_document(each) for each in store.documents(SENSITIVITIES)]
+def stored(store):
+    return [SensitivityProfile.from_document(each) for each in store.documents(SENSITIVITIES)]
 
 
 def planned_with(make_controller, reads=None, detail=None, cpus=None):
@@ -121,12 +119,12 @@ def planned_with(make_controller, reads=None, detail=None, cpus=None):
     return slurm
 
 
-def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller, tmp_path):
+def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller, store):
     slurm = planned_with(make_controller)
     (asked,) = slurm.submitted.values()
     assert (asked.cpu_count, asked.time_limit_s) == (8, 660)  # two of four GPUs' shares of 16 CPUs
     assert "--sweep 4 8" in asked.script
-    (found,) = stored(tmp_path)
+    (found,) = stored(store)
     assert (found.name, found.cpu.saturating_cpus, found.process_gib) == (str(KEY), 5, 2.5)
     assert slurm.jobs[2].cpu_count == 5
 
@@ -140,20 +138,19 @@ def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller
         {"points": 7},
     ],
 )
-def test_a_sweep_that_cannot_be_true_costs_only_itself(make_controller, tmp_path, told):
+def test_a_sweep_that_cannot_be_true_costs_only_itself(make_controller, store, told):
     planned_with(make_controller, cpus=told)
-    assert stored(tmp_path) == []
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        assert store.get(KEY) is not None
+    assert stored(store) == []
+    assert store.get(KEY) is not None
 
 
 @pytest.mark.parametrize(
     ("workers", "busy_load_s", "overlap"), [(True, 0.1, 1.0), (False, 0.1, 0.0), (False, 0.4, 0.75), (False, None, 0.0)]
 )
-def test_the_next_plan_gives_memory_for_the_dataset(make_controller, tmp_path, workers, busy_load_s, overlap):
+def test_the_next_plan_gives_memory_for_the_dataset(make_controller, store, workers, busy_load_s, overlap):
     detail = {} if busy_load_s is None else {"busy_s": [busy_load_s, 0.2, 0.3, 0.0]}
     job = planned_with(make_controller, {**READS, "workers": workers}, detail).jobs[2]
-    (found,) = stored(tmp_path)
+    (found,) = stored(store)
     assert asdict(found.dataset) == pytest.approx(asdict(Dataset(8000 / 1024, 8.0, 16.0, overlap)), rel=0.001)
     assert job.cpu_count == 5
     # Its demand, and what makes it as fast as the proportional share of the node, which has room for the whole dataset.
@@ -163,16 +160,16 @@ def test_the_next_plan_gives_memory_for_the_dataset(make_controller, tmp_path, w
 @pytest.mark.parametrize(
     "wrong", [{"items": -8000}, {"items": "nan"}, {"items": [8000]}, {"bytes_per_s": 0.0}, {"bytes_per_s": 1e30}]
 )
-def test_a_dataset_that_cannot_be_true_costs_only_itself(make_controller, tmp_path, wrong):
+def test_a_dataset_that_cannot_be_true_costs_only_itself(make_controller, store, wrong):
     job = planned_with(make_controller, {**READS, **wrong}).jobs[2]
-    (found,) = stored(tmp_path)
+    (found,) = stored(store)
     assert (found.dataset, found.cpu.saturating_cpus, job.cpu_count) == (None, 5, 5)
     assert job.mem_per_node_mib == 3000
 
 
-def test_a_dataset_larger_than_any_node_keeps_no_job_waiting(make_controller, tmp_path):
+def test_a_dataset_larger_than_any_node_keeps_no_job_waiting(make_controller, store):
     job = planned_with(make_controller, {**READS, "items": 10**9}).jobs[2]
-    assert stored(tmp_path)[0].dataset.dataset_gib > 900_000
+    assert stored(store)[0].dataset.dataset_gib > 900_000
     assert job.state is JobState.RUNNING
     assert 3000 <= job.mem_per_node_mib <= 64_000
 

@@ -54,87 +54,77 @@ def cycles(slurm, make_controller, count, begin=0, slow=None, **changes):
             controller.cycle()
 
 
-def marks(folder):
-    with ProfileStore(folder / "profiles.db", read_only=True) as store:
-        return {mark.key.model: mark for mark in store.stale_marks()}
+def marks(store):
+    return {mark.key.model: mark for mark in store.stale_marks()}
 
 
 def test_a_member_that_is_slower_for_long_makes_its_users_profile_stale_until_it_is_back_to_normal(
-    make_controller, tmp_path
+    make_controller, store
 ):
     slurm = group_at_work(make_controller, **WATCH)
     cycles(slurm, make_controller, 3, slow={"m1": 1.5})
-    assert marks(tmp_path) == {}  # 200 s, not 300
+    assert marks(store) == {}  # 200 s, not 300
     cycles(slurm, make_controller, 1, begin=3, slow={"m1": 1.5})
-    (mark,) = marks(tmp_path).values()
+    (mark,) = marks(store).values()
     assert (mark.key, mark.who) == (M1, "drift")
     assert "load took 1050.0 ms per iteration instead of 700.0 ms over 300 iterations" in mark.reason
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        assert len(store.observations(M1)) == 4
-        assert store.observations(M1.published) == ()
+    assert len(store.observations(M1)) == 4
+    assert store.observations(M1.published) == ()
     cycles(slurm, make_controller, 3, begin=4, slow={"m1": 1.15})
-    assert "m1" in marks(tmp_path)  # below the limit, above half of it
+    assert "m1" in marks(store)  # below the limit, above half of it
     cycles(slurm, make_controller, 4, begin=7)
-    assert marks(tmp_path) == {}
+    assert marks(store) == {}
 
 
 @pytest.mark.parametrize(("slow", "limit"), [(1.1, {}), (3.0, {"drift_limit": 0})])
-def test_members_as_fast_as_profiled_mark_nothing_and_the_watch_can_be_turned_off(
-    make_controller, tmp_path, slow, limit
-):
+def test_members_as_fast_as_profiled_mark_nothing_and_the_watch_can_be_turned_off(make_controller, store, slow, limit):
     slurm = group_at_work(make_controller, **WATCH)
     cycles(slurm, make_controller, 8, slow={"m1": slow}, tuning={"drift_after_s": 300, **limit})
-    assert marks(tmp_path) == {}
+    assert marks(store) == {}
 
 
-def test_what_jobs_report_replaces_what_a_dry_run_was_not_sure_of(make_controller, tmp_path):
+def test_what_jobs_report_replaces_what_a_dry_run_was_not_sure_of(make_controller, store):
     slurm = group_at_work(make_controller, **WATCH)
     unsure = replace(ALICES[0], detail=ProfileDetail(confidence=0.03, gradient_mib=5.0), source="dry-run")
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        store.put(unsure)
+    store.put(unsure)
     cycles(slurm, make_controller, 3, slow={"m1": 1.5})
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        assert store.get(M1) == unsure  # 200 s, not 300
+    assert store.get(M1) == unsure  # 200 s, not 300
     cycles(slurm, make_controller, 1, begin=3, slow={"m1": 1.5})
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        found = store.get(M1)
-        published = store.get(M1.published)
+    found = store.get(M1)
+    published = store.get(M1.published)
     assert (found.source, found.detail.confidence, found.detail.gradient_mib) == ("run", None, 5.0)
     assert found.stage_s == pytest.approx([1.5 * seconds for seconds in unsure.stage_s])
     assert published == FOUR_KINDS[0], "one user's jobs say nothing of what is published"
     cycles(slurm, make_controller, 6, begin=4, slow={"m1": 1.5})
-    assert marks(tmp_path) == {}, "what the jobs do now is what is expected of them"
+    assert marks(store) == {}, "what the jobs do now is what is expected of them"
 
 
-def test_a_mark_by_hand_is_not_taken_back(make_controller, tmp_path):
+def test_a_mark_by_hand_is_not_taken_back(make_controller, store):
     slurm = group_at_work(make_controller, **WATCH)
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        store.mark_stale(M1, "new loader", Author("bob", "2026-11-21T20:30:00Z", "stale"))
+    store.mark_stale(M1, "new loader", Author("bob", "2026-11-21T20:30:00Z", "stale"))
     cycles(slurm, make_controller, 6)
-    assert marks(tmp_path)["m1"].who == "bob"
+    assert marks(store)["m1"].who == "bob"
 
 
-def test_a_measurement_that_did_not_help_is_not_repeated_at_once(make_controller, tmp_path):
+def test_a_measurement_that_did_not_help_is_not_repeated_at_once(make_controller, store):
     slurm = group_at_work(make_controller, **WATCH)
     cycles(slurm, make_controller, 4, slow={"m1": 1.5})
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        store.put(ALICES[0])  # the dry run found the same as before
+    store.put(ALICES[0])  # the dry run found the same as before
     cycles(slurm, make_controller, 8, begin=4, slow={"m1": 1.5})
-    assert marks(tmp_path) == {}
+    assert marks(store) == {}
     slurm.now_s += 10_000
     cycles(slurm, make_controller, 6, begin=12, slow={"m1": 1.5})
-    assert "m1" in marks(tmp_path)
+    assert "m1" in marks(store)
 
 
-def stale_m1(tmp_path):
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        store.put_all(ALICES)
-        store.mark_stale(M1, "drifted", Author("drift", "2026-11-21T20:30:00Z", "stale"))
+def stale_m1(store):
+    store.put_all(ALICES)
+    store.mark_stale(M1, "drifted", Author("drift", "2026-11-21T20:30:00Z", "stale"))
 
 
 @DRY_RUN
-def test_one_dry_run_for_a_stale_profile_and_its_other_jobs_start_meanwhile(make_controller, tmp_path):
-    stale_m1(tmp_path)
+def test_one_dry_run_for_a_stale_profile_and_its_other_jobs_start_meanwhile(make_controller, store):
+    stale_m1(store)
     slurm = FakeSlurm([make_job(number) for number in (1, 2, 3)], one_gpu())
     with make_controller(slurm) as controller:
         for _ in range(3):
@@ -148,14 +138,13 @@ def test_one_dry_run_for_a_stale_profile_and_its_other_jobs_start_meanwhile(make
         controller.cycle()
         controller.cycle()
     assert dry_runs(slurm) == []
-    assert marks(tmp_path) == {}
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        assert store.get(M1).load_s == 0.9
+    assert marks(store) == {}
+    assert store.get(M1).load_s == 0.9
 
 
 @DRY_RUN
-def test_the_result_counts_when_the_measured_job_has_ended_first(make_controller, tmp_path):
-    stale_m1(tmp_path)
+def test_the_result_counts_when_the_measured_job_has_ended_first(make_controller, store):
+    stale_m1(store)
     slurm = FakeSlurm([make_job(1)], one_gpu())
     with make_controller(slurm) as controller:
         controller.cycle()
@@ -165,12 +154,12 @@ def test_the_result_counts_when_the_measured_job_has_ended_first(make_controller
         assert slurm.jobs[run.job_id].state.is_active  # not cancelled
         end_dry_run(slurm, run, run.job_id, **MEASURED)
         controller.cycle()
-    assert marks(tmp_path) == {}
+    assert marks(store) == {}
 
 
 @DRY_RUN
-def test_new_models_are_measured_before_stale_ones(make_controller, tmp_path):
-    stale_m1(tmp_path)
+def test_new_models_are_measured_before_stale_ones(make_controller, store):
+    stale_m1(store)
     new = make_job(2, admin_comment="muri:model=new,batch-size=8")
     slurm = FakeSlurm([make_job(1), new], one_gpu())
     with make_controller(slurm, profiling={"at_once": 1}) as controller:

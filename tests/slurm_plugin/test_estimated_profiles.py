@@ -92,7 +92,7 @@ def test_without_estimates_they_wait_for_their_dry_runs_if_there_are_any(make_co
     assert (status.jobs[1].state == "waiting") == bool(runs)
 
 
-def test_a_measured_profile_takes_the_estimates_place(make_controller, tmp_path):
+def test_a_measured_profile_takes_the_estimates_place(make_controller, store):
     """It is measured with the script of a job that waits, which is not started meanwhile."""
     slurm = slurm_with_two()
     slurm.jobs[3] = replace(two_gpus(3, "m1"), user="bob", uid=1002)
@@ -111,8 +111,7 @@ def test_a_measured_profile_takes_the_estimates_place(make_controller, tmp_path)
         controller.cycle()
         slurm.tick()
         controller.cycle()
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        stored = store.get(ProfileKey("m1", 8, 2, "gpu", "bob"))
+    stored = store.get(ProfileKey("m1", 8, 2, "gpu", "bob"))
     assert stored is not None
     assert (stored.source, stored.iteration_s) == ("dry-run", 1.2)
     assert not slurm.jobs[3].held
@@ -266,12 +265,11 @@ def test_its_model_is_measured_again_and_shares_nothing_meanwhile(make_controlle
 
 @pytest.mark.parametrize(("last_s", "runs"), [(100.0, 0), (2 * 86400.0, 1)])
 def test_after_as_many_attempts_as_a_failure_has_its_jobs_run_alone_for_a_day(
-    make_controller: Make, tmp_path: Path, last_s: float, runs: int
+    make_controller: Make, store: ProfileStore, last_s: float, runs: int
 ) -> None:
     slurm = FakeSlurm(four_jobs()[:1], one_gpu())
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        for ago_s in (last_s + 100.0, last_s):
-            store.put(unsure(slurm.now_s - ago_s))
+    for ago_s in (last_s + 100.0, last_s):
+        store.put(unsure(slurm.now_s - ago_s))
     with make_controller(slurm, SURE) as controller:
         (job,) = controller.cycle().jobs
     assert len(dry_runs(slurm)) == runs

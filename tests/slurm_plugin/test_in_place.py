@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,11 +56,6 @@ def tell(slurm: FakeSlurm, job_id: int, found: dict[str, Any]) -> None:
 
 def cycle(slurm: FakeSlurm, make_controller: Make, **changes: Any) -> Any:
     return one_cycle(make_controller, slurm, **changes)
-
-
-def of_m1(folder: Path) -> StageProfile | None:
-    with ProfileStore(folder / "profiles.db", read_only=True) as store:
-        return store.get(M1)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +118,7 @@ def test_two_models_never_seen_share_at_once_where_no_memory_is_named(
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.COMPLETED])
 def test_what_a_members_first_iterations_tell_is_stored_once(
-    make_controller: Make, tmp_path: Path, state: JobState
+    make_controller: Make, store: ProfileStore, state: JobState
 ) -> None:
     slurm = running(make_controller, *OTHERS)
     tell(slurm, 1, result(slurm.now_s - 30))
@@ -134,13 +128,12 @@ def test_what_a_members_first_iterations_tell_is_stored_once(
     for _ in range(3):
         slurm.now_s += 60
         cycle(slurm, make_controller)
-    found = of_m1(tmp_path)
+    found = store.get(M1)
     assert found is not None
     assert (found.source, found.measured_at) == (IN_PLACE, text_of(slurm.now_s - 210))
     assert (found.stage_s, found.iteration_s, found.iterations) == ((0.6, 0.2, 0.1, 0.05), 1.0, 14)
     assert (found.gpu_mem_gib, found.detail.dangers) == (3.5, ("children",))
-    with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
-        assert len(store.history(M1)) == 1
+    assert len(store.history(M1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -155,7 +148,7 @@ def test_what_a_members_first_iterations_tell_is_stored_once(
     ],
 )
 def test_figures_that_cannot_be_true_are_refused_in_one_line_of_a_user(
-    make_controller: Make, tmp_path: Path, changes: dict[str, Any]
+    make_controller: Make, store: ProfileStore, changes: dict[str, Any]
 ) -> None:
     slurm = running(make_controller, *OTHERS)
     forged = tags.MEASURED_PREFIX + tags.format_json(result(slurm.now_s) | changes)
@@ -170,7 +163,7 @@ def test_figures_that_cannot_be_true_are_refused_in_one_line_of_a_user(
     assert "its figures of its model cannot be true" in line
     assert line.endswith("(one of 2 faulty jobs of alice)")
     assert "cannot be true" in str([job.reasons for job in status.jobs if job.job_id == 2])
-    assert of_m1(tmp_path) is None
+    assert store.get(M1) is None
 
 
 @pytest.mark.parametrize("told", [{"error": "A" * 400}, {"a": 1}, result()])
@@ -192,7 +185,7 @@ def test_jobs_that_have_not_run_in_a_group_say_nothing_of_their_models(
     assert caplog.records == []
 
 
-def test_a_model_of_which_runs_tell_too_little_runs_alone_for_a_day(make_controller: Make, tmp_path: Path) -> None:
+def test_a_model_of_which_runs_tell_too_little_runs_alone_for_a_day(make_controller: Make, store: ProfileStore) -> None:
     slurm = running(make_controller, *OTHERS)
     for number in range(2):
         tell(slurm, 1, {"error": "Muri saw 0 of its iterations, too few to measure it", "at": slurm.now_s - 30})
@@ -205,7 +198,7 @@ def test_a_model_of_which_runs_tell_too_little_runs_alone_for_a_day(make_control
     slurm.now_s += 2 * 86400
     slurm.jobs[60] = make_job(60, submit_s=slurm.now_s)
     assert "its profile is estimated" in str(cycle(slurm, make_controller)[60])
-    assert of_m1(tmp_path) is None
+    assert store.get(M1) is None
 
 
 KIND = replace(FOUR_KINDS[0], key=M1, measured_at=text_of(0))
@@ -228,22 +221,20 @@ EARLY = replace(KIND, source=IN_PLACE, detail=ProfileDetail(confidence=0.6))
     ],
 )
 def test_a_stale_or_unsure_profile_is_replaced_by_what_was_measured_since_and_is_surer(
-    make_controller: Make, tmp_path: Path, stored: StageProfile, is_stale: bool, told_after_s: float,
+    make_controller: Make, store: ProfileStore, stored: StageProfile, is_stale: bool, told_after_s: float,
     confidence: float, is_replaced: bool,
 ) -> None:  # fmt: skip
     slurm = running(make_controller, *OTHERS)
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        store.put(stored)
-        if is_stale:
-            store.mark_stale(M1, "it drifted", Author("drift", text_of(slurm.now_s), "stale"))
+    store.put(stored)
+    if is_stale:
+        store.mark_stale(M1, "it drifted", Author("drift", text_of(slurm.now_s), "stale"))
     tell(slurm, 1, result(slurm.now_s + told_after_s, detail={"confidence": confidence}))
     slurm.now_s += 60
     cycle(slurm, make_controller)
-    found = of_m1(tmp_path)
+    found = store.get(M1)
     assert found is not None
     assert (found.measured_at != stored.measured_at) == is_replaced
-    with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
-        assert bool(store.stale_marks()) == (is_stale and not is_replaced)
+    assert bool(store.stale_marks()) == (is_stale and not is_replaced)
 
 
 @pytest.mark.parametrize(

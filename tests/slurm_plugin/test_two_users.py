@@ -6,7 +6,6 @@ import pytest
 from fake_slurm import MEASURED, NOW_S, FakeSlurm, dry_runs, end_dry_run, make_job, make_node, one_gpu, pilots
 
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import DRY_RUN_FAILED
@@ -36,7 +35,7 @@ def cycles(slurm: FakeSlurm, make_controller, stored=(), /, count: int = 1, **ch
         return status, dict(controller._journal.facts(DRY_RUN_FAILED))
 
 
-def test_one_users_figures_are_not_used_for_another(make_controller, tmp_path):
+def test_one_users_figures_are_not_used_for_another(make_controller, store):
     slurm = FakeSlurm([job_of("bob", 1), job_of("alice", 2)], [make_node("n1", gpu_count=2)])
     cycles(slurm, make_controller)
     (bobs,) = dry_runs(slurm, "bob")
@@ -46,19 +45,17 @@ def test_one_users_figures_are_not_used_for_another(make_controller, tmp_path):
     assert slurm.jobs[2].held  # bob's measurement is not hers
     end_dry_run(slurm, alices, 2, **(MEASURED | {"load_s": 0.2}))
     cycles(slurm, make_controller)
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        assert {item.key.user: item.load_s for item in store.list()} == {"bob": 0.9, "alice": 0.2}
+    assert {item.key.user: item.load_s for item in store.list()} == {"bob": 0.9, "alice": 0.2}
 
 
-def test_a_dry_run_that_has_not_run_has_no_result(make_controller, tmp_path):
+def test_a_dry_run_that_has_not_run_has_no_result(make_controller, store):
     slurm = FakeSlurm([job_of("alice", 1)], one_gpu())
     cycles(slurm, make_controller)
     (run,) = dry_runs(slurm)
     end_dry_run(slurm, run, 1, **{name: seconds / 100 for name, seconds in MEASURED.items()})
     slurm.jobs[run.job_id] = replace(run, state=JobState.PENDING, start_s=0.0)
     cycles(slurm, make_controller)
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        assert store.list() == ()
+    assert store.list() == ()
 
 
 def test_ones_own_profile_comes_before_the_published_one(make_controller):
@@ -98,7 +95,7 @@ def test_failures_of_one_user_bar_no_other_and_expire(make_controller):
     assert failures[name][0] == 1  # the earlier ones no longer count
 
 
-def test_a_dry_run_that_an_older_version_began_counts_for_its_user(make_controller, tmp_path):
+def test_a_dry_run_that_an_older_version_began_counts_for_its_user(make_controller, store):
     slurm = FakeSlurm([job_of("bob", 1)], one_gpu())
     cycles(slurm, make_controller)
     (run,) = dry_runs(slurm)
@@ -111,8 +108,7 @@ def test_a_dry_run_that_an_older_version_began_counts_for_its_user(make_controll
         assert dry_runs(slurm) == [slurm.jobs[run.job_id]]  # its script does not run twice
         end_dry_run(slurm, slurm.jobs[run.job_id], 1, **MEASURED)
         controller.cycle()
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        assert [item.key.user for item in store.list()] == ["bob"]
+    assert [item.key.user for item in store.list()] == ["bob"]
 
 
 @pytest.mark.parametrize(("others", "users"), [(["alice"], ["alice", "bob"]), ([], ["bob", "bob"])])
@@ -190,7 +186,7 @@ def test_forged_results_of_a_dry_run_cost_nobody_the_cycle(make_controller, capl
      {"n": 10, "t": 0.1, "s": [0.1] * 400, "w": []}, 1e-320, 10**400, [1], "fast",
      {"n": 1, "t": 1, "s": [[1]] * 4, "w": [0] * 4}],
 )  # fmt: skip
-def test_forged_reports_of_a_pilot_cost_nobody_the_cycle(make_controller, tmp_path, told):
+def test_forged_reports_of_a_pilot_cost_nobody_the_cycle(make_controller, store, told):
     slurm = FakeSlurm([job_of("bob", number, model) for number, model in ((1, "load"), (3, "gpu"))], one_gpu())
     stored = (known("", "gpu"), known("", "load", load_s=0.7, propagate_s=0.1))
     with make_controller(slurm, stored, tuning={"drift_after_s": 30}) as controller:
@@ -203,8 +199,7 @@ def test_forged_reports_of_a_pilot_cost_nobody_the_cycle(make_controller, tmp_pa
         for _ in range(4):
             slurm.now_s += 60
             assert controller.cycle().errors == ()
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        assert store.observations(ProfileKey("load", 8, 1, "gpu", "bob")) == ()
+    assert store.observations(ProfileKey("load", 8, 1, "gpu", "bob")) == ()
 
 
 def test_a_member_without_gpus_costs_nobody_the_estimates(make_controller, caplog):

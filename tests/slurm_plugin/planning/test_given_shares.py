@@ -8,7 +8,6 @@ from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node, one_cycle
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan
 from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Point, SensitivityProfile
-from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.execute.gate import drain
@@ -31,13 +30,12 @@ def share(cpus, mem_gib=0.0, node="n1"):
 
 
 @pytest.fixture
-def appetites(tmp_path):
+def appetites(store):
     """A model that wants 9 CPUs and one that is content with 2."""
     hungry = CpuSensitivity((Point(1, 1.0), Point(9, 9.0), Point(16, 9.1)), 9, 0, 3)
     modest = CpuSensitivity((Point(2, 5.0), Point(16, 5.1)), 2, 0, 2)
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        for name, cpu in (("hungry", hungry), ("modest", modest)):
-            store.put_document(SENSITIVITIES, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu).to_document())
+    for name, cpu in (("hungry", hungry), ("modest", modest)):
+        store.put_document(SENSITIVITIES, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu).to_document())
 
 
 def two_jobs(**changes):
