@@ -123,13 +123,9 @@ class Interference:
             return self
         return replace(self, a=self.b, b=self.a, samples=tuple((b, a) for a, b in self.samples))
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Interference":
-        """Read what `to_dict` made (InterferenceError: something is missing or cannot be true)."""
+        """Read what `asdict` made (InterferenceError: something is missing or cannot be true)."""
         try:
             a, b = (_side(values[name]) for name in ("a", "b"))
             measured_s = float(values["measured_s"])
@@ -172,7 +168,7 @@ def put(store: "ProfileStore", found: Interference) -> None:
 def to_document(found: Interference) -> Document:
     """A pair as the store keeps it; in turns and without are two."""
     name = " + ".join(map(str, found.pair)) + (" in turns" if found.turns else "")
-    return Document(name, found.measured_at, found.to_dict())
+    return Document(name, found.measured_at, asdict(found))
 
 
 def known_pairs(store: "ProfileStore") -> tuple[Interference, ...]:
@@ -238,13 +234,9 @@ class LinearFit:
         """What the line says for a size."""
         return self.fixed_s + self.per_unit_s * size
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LinearFit":
-        """Read what `to_dict` made (FitError: a figure is missing, not a number, or cannot be true)."""
+        """Read what `asdict` made (FitError: a figure is missing, not a number, or cannot be true)."""
         try:
             points = tuple(Point(float(item["size"]), float(item["seconds"])) for item in values["points"])
             names = ("fixed_s", "per_unit_s", "r_squared", "residual_s")

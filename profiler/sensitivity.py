@@ -171,7 +171,7 @@ class CpuSensitivity:
         return tuple(self.throughput(cpus) for cpus in range(1, self.max_cpus + 1))
 
 
-def bisect(measure: Measure, max_cpus: int, *, most_points: int = MOST_POINTS) -> CpuSensitivity:
+def bisect(measure: Measure, max_cpus: int) -> CpuSensitivity:
     """Find the least CPU count that saturates a job.
 
     The greatest count is measured first, then the middle of the undecided range, until the least
@@ -181,13 +181,13 @@ def bisect(measure: Measure, max_cpus: int, *, most_points: int = MOST_POINTS) -
     threshold that scatter could have decided.
 
     Raises:
-        SensitivityError: A limit or a measurement makes no sense.
+        SensitivityError: The greatest count or a measurement makes no sense.
     """
-    if max_cpus < 1 or most_points < 1:
-        raise SensitivityError(f"max_cpus is {max_cpus}, most_points {most_points}: both must be ≥ 1")
+    if max_cpus < 1:
+        raise SensitivityError(f"max_cpus is {max_cpus}; it must be ≥ 1")
     # Half a sweep; for few counts, where half would be off by more than one, all that bisection needs.
     exact = 1 + math.ceil(math.log2(max_cpus))
-    budget = min(most_points, exact if max_cpus < FEW_CPUS else max_cpus // 2)
+    budget = min(MOST_POINTS, exact if max_cpus < FEW_CPUS else max_cpus // 2)
     taken: dict[int, list[Measured]] = {}
     used = 0
     while used < budget and (cpus := _next_count(taken, max_cpus)) is not None:
@@ -284,15 +284,15 @@ def matrix(dataset: Dataset, cpu_curve: Sequence[float], caches_gib: Sequence[fl
     return tuple(tuple(throughput(dataset, at_full, gib) for gib in caches_gib) for at_full in cpu_curve)
 
 
-def saturating_cache_gib(dataset: Dataset, cpu_throughput: float, gain: float = GAIN) -> float:
-    """The least cache from which a cache of the whole dataset gives less than `gain` on top, in GiB.
+def saturating_cache_gib(dataset: Dataset, cpu_throughput: float) -> float:
+    """The least cache from which a cache of the whole dataset gives less than `GAIN` on top, in GiB.
 
-    The model solved for the cache: the iteration may take (1 + gain) × its time at full memory.
+    The model solved for the cache: the iteration may take (1 + GAIN) × its time at full memory.
     """
     compute_s = 1 / cpu_throughput
-    read_s = (1 + gain) * compute_s - (1 - dataset.overlap) * compute_s  # when reading is the longer one
-    if dataset.overlap < 1 and gain * compute_s / (1 - dataset.overlap) <= compute_s:
-        read_s = gain * compute_s / (1 - dataset.overlap)
+    read_s = (1 + GAIN) * compute_s - (1 - dataset.overlap) * compute_s  # when reading is the longer one
+    if dataset.overlap < 1 and GAIN * compute_s / (1 - dataset.overlap) <= compute_s:
+        read_s = GAIN * compute_s / (1 - dataset.overlap)
     missed = min(1.0, read_s * dataset.storage_mib_per_s / dataset.batch_mib)
     return (1 - missed) * dataset.dataset_gib
 

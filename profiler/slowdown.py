@@ -8,7 +8,7 @@ as printed, two jobs would slow each other down 10,000-fold.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -69,13 +69,9 @@ class SlowdownFit:
     least_percent: float  # What the jobs of the least used pair use together
     most_percent: float  # And those of the most used pair
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SlowdownFit":
-        """Read what `to_dict` made (FitError: a figure is missing, not a number, or cannot be true)."""
+        """Read what `asdict` made (FitError: a figure is missing, not a number, or cannot be true)."""
         try:
             curve = Parabola(*(float(values["curve"][name]) for name in ("constant", "linear", "square")))
             names = ("r_squared", "least_percent", "most_percent")

@@ -14,12 +14,12 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
 
 from muri.clock import GIB, MIB
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, DryRunResult, Limits, StampReader
@@ -76,10 +76,15 @@ def environment(count: int, base: Mapping[str, str]) -> dict[str, str]:
 class Window:
     """How long a script is watched."""
 
-    steady_s: float = STEADY_S  # Seconds after the warm-up; more where they hold fewer than three iterations
+    steady_s: float  # Seconds after the warm-up; more where they hold fewer than three iterations
     # First iterations that are left out, or those of the first `steady_s` if that is sooner
-    warmup_iterations: int = _WARMUP_ITERATIONS
+    warmup_iterations: int
     time_limit_s: float = 300.0  # Most seconds in all, with start-up
+
+    @classmethod
+    def of_workers(cls, count: int, steady_s: float, time_limit_s: float = 300.0) -> "Window":
+        """That of a script with a loader worker on each of so many CPUs: what they prefetched is warm-up."""
+        return cls(steady_s, _WARMUP_ITERATIONS + _BATCHES_AHEAD * count, time_limit_s)
 
     def start_index(self, stamps_s: Sequence[float]) -> int:
         """The index of the end of an iteration with which the window begins; beyond the last during warm-up."""
@@ -172,7 +177,7 @@ class ScriptMeter:
         measured = watched_throughput(
             lambda variables, stream: start(command, variables, stream, cpus=self._cores(cpus)),
             environment(cpus, os.environ),
-            Window(self.steady_s, _WARMUP_ITERATIONS + _BATCHES_AHEAD * cpus),
+            Window.of_workers(cpus, self.steady_s),
         )
         self.tell(cpus, measured)
         return measured
@@ -201,14 +206,6 @@ def overlap_seen(result: DryRunResult) -> float | None:
     return measured_overlap(result.iteration_s, result.stage_s[0], busy_s[0])
 
 
-class ReadBandwidth(NamedTuple):
-    """A measured read bandwidth."""
-
-    mib_per_s: float  # What was read over the time it took
-    read_mib: float  # How much was read
-    direct: bool  # Whether the page cache was bypassed (O_DIRECT); otherwise its pages were dropped before
-
-
 def files_of(dataset: Path) -> tuple[Path, ...]:
     """All files of a dataset, in the order of their names (SensitivityError: there are none)."""
     if dataset.is_file():
@@ -221,45 +218,39 @@ def files_of(dataset: Path) -> tuple[Path, ...]:
     return found
 
 
-def size_gib(files: Iterable[Path]) -> float:
-    """Size of all files together."""
-    return sum(path.stat().st_size for path in files) / GIB
-
-
-def measure_bandwidth(files: Sequence[Path], *, limit_mib: float = READ_LIMIT_MIB) -> ReadBandwidth:
-    """Read files in a shuffled order, as training does, until a limit is reached.
+def measure_bandwidth(files: Sequence[Path]) -> float:
+    """MiB per second of reading files in a shuffled order, as training does, until a limit is reached.
 
     Raises:
         SensitivityError: Nothing could be read.
     """
     shuffled = list(files)
     random.Random(_SEED).shuffle(shuffled)
-    read_bytes, direct = 0, True
+    read_bytes = 0
     begin_s = time.perf_counter()
     with mmap.mmap(-1, CHUNK_BYTES) as buffer:  # O_DIRECT needs memory at the start of a page
         for path in shuffled:
-            fd, bypassed = _open(path)
-            direct = direct and bypassed
+            fd = _open(path)
             try:
                 while count := os.readv(fd, [buffer]):
                     read_bytes += count
                     spent_s = time.perf_counter() - begin_s
-                    if read_bytes >= limit_mib * MIB or spent_s >= READ_LIMIT_S:
-                        return ReadBandwidth(read_bytes / MIB / spent_s, read_bytes / MIB, direct)
+                    if read_bytes >= READ_LIMIT_MIB * MIB or spent_s >= READ_LIMIT_S:
+                        return read_bytes / MIB / spent_s
             except OSError as error:
                 raise SensitivityError(f"cannot read {path}: {error.strerror}") from error
             finally:
                 os.close(fd)
     if not read_bytes:
         raise SensitivityError(f"the {len(files)} files of the dataset are empty")
-    return ReadBandwidth(read_bytes / MIB / (time.perf_counter() - begin_s), read_bytes / MIB, direct)
+    return read_bytes / MIB / (time.perf_counter() - begin_s)
 
 
-def _open(path: Path) -> tuple[int, bool]:
+def _open(path: Path) -> int:
     """Open past the page cache, or without the file's pages in it where the file system has no O_DIRECT."""
     try:
         try:
-            return os.open(path, os.O_RDONLY | os.O_DIRECT), True
+            return os.open(path, os.O_RDONLY | os.O_DIRECT)
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise
@@ -267,7 +258,7 @@ def _open(path: Path) -> tuple[int, bool]:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError as error:
         raise SensitivityError(f"cannot read {path}: {error.strerror}") from error
-    return fd, False
+    return fd
 
 
 MEMORY_KEYS: Final = ("dataset", "dataset-gib", "storage-mib-per-s", "batch-mib", "overlap")
@@ -317,8 +308,8 @@ class MemoryAxis:
             SensitivityError: The files cannot be read, or a given figure cannot be true.
         """
         files = () if self.path is None else files_of(self.path)
-        gib = size_gib(files) if self.dataset_gib is None else self.dataset_gib
-        rate = measure_bandwidth(files).mib_per_s if self.storage_mib_per_s is None else self.storage_mib_per_s
+        gib = sum(path.stat().st_size for path in files) / GIB if self.dataset_gib is None else self.dataset_gib
+        rate = measure_bandwidth(files) if self.storage_mib_per_s is None else self.storage_mib_per_s
         return Dataset(gib, self.batch_mib, rate, 1.0 if self.overlap is None else self.overlap)
 
     def with_overlap(self, dataset: Dataset, measured: float | None) -> Dataset:

@@ -6,10 +6,11 @@ import pytest
 from profile_builders import OTHER_GPU, A, B, C, make_profile, pair, profile
 
 from muri.profiler.errors import FitError
+from muri.profiler.estimates import estimated
 from muri.profiler.interference import put
-from muri.profiler.records import ProfileDetail
+from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.profiler.store import ProfileStore
-from muri_lab.interference.fits import expected, fit_communication, next_pairs
+from muri_lab.interference.fits import best_known, expected, fit_communication, next_pairs
 
 
 def test_communication_is_fitted_over_gradient_sizes_of_several_models():
@@ -37,6 +38,22 @@ def test_what_to_expect_is_measured_else_estimated_else_unknown(tmp_path):
         put(store, pair(A, B, 1.7, 1.3))
         found = expected(store, B, A)
         assert (found.ratio_a, found.ratio_b, found.source, found.confidence) == (1.3, 1.7, "measured", 0.9)
+
+
+def test_the_best_that_is_known_is_measured_else_estimated_and_of_the_same_user_first(tmp_path):
+    one, four = (ProfileKey("resnet18", 64, count, "gpu", "alice") for count in (1, 4))
+    bobs = replace(one, user="bob")
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        assert best_known(store, one) is estimated(store, four) is None
+        store.put(make_profile(user="bob", propagate_s=0.4))
+        assert best_known(store, one) is estimated(store, four) is None  # another user's says nothing
+        store.put(make_profile(propagate_s=0.2))
+        assert [best_known(store, key).propagate_s for key in (one, bobs)] == [0.2, 0.4]
+        assert (best_known(store, four).key, best_known(store, four).source) == (four, "scaled")
+        measured = make_profile(gpu_count=4)
+        store.put(measured)
+        assert best_known(store, four) == measured
+        assert estimated(store, four).profile.source == "scaled"
 
 
 def test_the_next_pair_is_unknown_and_frequent():

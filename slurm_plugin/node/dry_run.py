@@ -32,10 +32,6 @@ from muri.slurm_plugin.records.comment_tags import decode_words
 from muri.text import json_of
 
 _TICK_S: Final = 0.05
-_WARMUP_ITERATIONS: Final = 10
-_BATCHES_AHEAD: Final = 2
-"""Batches that each loader worker prefetches; there is one worker for each CPU at most."""
-
 _SLURM_COUNTS: Final = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
 _LIMITED: Final = "import os, sys; os.sched_setaffinity(0, {cores}); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -140,7 +136,7 @@ def _sweep_cpus(command: Sequence[str], most: int, time_limit_s: float) -> CpuSe
         left_s = deadline_s - time.monotonic()
         if left_s < 2 * STEADY_S:
             raise SensitivityError(f"no time is left to measure {count} CPUs")
-        window = Window(STEADY_S, _WARMUP_ITERATIONS + _BATCHES_AHEAD * count, left_s)
+        window = Window.of_workers(count, STEADY_S, left_s)
         # Ended, a script with checkpoints saves itself; the next run must not resume from there.
         with tempfile.TemporaryDirectory(prefix="muri-sweep-") as checkpoints:
             variables = _with_cpus(count, environment(count, os.environ)) | {

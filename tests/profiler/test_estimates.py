@@ -12,14 +12,12 @@ from muri.profiler.estimates import (
     BANDWIDTH_KIND,
     Bandwidth,
     bandwidths,
-    estimated,
     estimates_of,
     nearest_bandwidth,
     scale,
 )
 from muri.profiler.records import Document, ProfileDetail, ProfileKey
 from muri.profiler.store import ProfileStore
-from muri_lab.interference.fits import best_known
 
 
 def document(bandwidth):
@@ -118,12 +116,10 @@ def test_an_estimate_of_one_user_rests_on_no_other_users_profiles(tmp_path):
     with ProfileStore(tmp_path / "p.db") as store:
         store.put(one_gpu(100.0, user="bob", propagate_s=0.4))
         assert estimates_of(store, [alices, bobs]).keys() == {bobs}
-        assert estimated(store, alices) is None
         store.put(one_gpu(100.0, propagate_s=0.2))
-        assert [found.propagate_s for found in estimates_of(store, [alices, bobs]).values()] == [0.2, 0.4]
-        assert best_known(store, key(1, user="alice")).propagate_s == 0.2
-        assert best_known(store, key(1, user="bob")).propagate_s == 0.4
-        assert best_known(store, bobs).key == bobs
+        found = estimates_of(store, [alices, bobs])
+    assert {each: profile.propagate_s for each, profile in found.items()} == {alices: 0.2, bobs: 0.4}
+    assert found[bobs].key == bobs
 
 
 def test_what_cannot_be_true_costs_one_estimate(tmp_path, caplog):
@@ -137,14 +133,10 @@ def test_what_cannot_be_true_costs_one_estimate(tmp_path, caplog):
 
 def test_a_measured_profile_counts_more_than_an_estimate(tmp_path):
     with ProfileStore(tmp_path / "p.db") as store:
-        assert best_known(store, key(1)) is None
         store.put(one_gpu(100.0))
-        assert best_known(store, key(1)).source == "dry-run"
-        assert best_known(store, key(4)).source == "scaled"
-        measured = make_profile(gpu_count=4)
-        store.put(measured)
-        assert best_known(store, key(4)) == measured
-        assert estimated(store, key(4)).profile.source == "scaled"
+        assert estimates_of(store, [key(1), key(4)])[key(4)].source == "scaled"
+        store.put(make_profile(gpu_count=4))
+        assert estimates_of(store, [key(1), key(4)]) == {}
 
 
 def test_network_use_of_one_gpu_is_no_hidden_all_reduce():

@@ -1,6 +1,6 @@
 """Fits, ratios, estimates and the choice of the next pair: pure parts of interference."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf
 
 import pytest
@@ -43,7 +43,7 @@ def test_a_line_is_found_again(fixed_s, per_unit_s, sizes):
     for size in sizes:
         assert fit.seconds(size) == pytest.approx(fixed_s + per_unit_s * size, rel=1e-6)
     assert fit.r_squared == pytest.approx(1, abs=1e-6)
-    assert LinearFit.from_dict(fit.to_dict()) == fit
+    assert LinearFit.from_dict(asdict(fit)) == fit
 
 
 @pytest.mark.parametrize(

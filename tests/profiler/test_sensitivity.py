@@ -115,25 +115,21 @@ def test_between_points_the_curve_is_straight():
 
 
 def test_when_measurements_run_out_the_greater_count_is_taken():
-    found = bisect(Job([float(cpus) for cpus in range(1, 513)]), 512, most_points=4)
-    assert found.measurements == 4
-    assert found.saturating_cpus == 512
-    assert found.undecided_cpus > 0
+    found = bisect(Job([float(cpus) for cpus in range(1, 513)]), 512)
+    # 466 of 512 would be enough; of 464 it is known that they are not.
+    assert (found.measurements, found.saturating_cpus, found.undecided_cpus) == (8, 468, 3)
 
 
-datasets = st.builds(
-    Dataset, st.floats(1, 1000), st.floats(0.1, 500), st.floats(1, 5000), st.floats(0, 1)
-)  # fmt: skip
+datasets = st.builds(Dataset, st.floats(1, 1000), st.floats(0.1, 500), st.floats(1, 5000), st.floats(0, 1))
 
 
-@given(datasets, st.floats(0.01, 1000), st.floats(0, 1))
-def test_the_least_cache_is_the_least(dataset, at_full, gain):
-    gain = max(gain, 0.01)
-    least_gib = saturating_cache_gib(dataset, at_full, gain)
+@given(datasets, st.floats(0.01, 1000))
+def test_the_least_cache_is_the_least(dataset, at_full):
+    least_gib = saturating_cache_gib(dataset, at_full)
     assert 0 <= least_gib <= dataset.dataset_gib
-    assert throughput(dataset, at_full, least_gib) * (1 + gain) >= at_full * (1 - 1e-6)
+    assert throughput(dataset, at_full, least_gib) * (1 + GAIN) >= at_full * (1 - 1e-6)
     if least_gib > 0.001 * dataset.dataset_gib:
-        assert throughput(dataset, at_full, 0.99 * least_gib) * (1 + gain) < at_full
+        assert throughput(dataset, at_full, 0.99 * least_gib) * (1 + GAIN) < at_full
 
 
 def test_prefetched_reading_hides_and_other_reading_adds_up():

@@ -196,7 +196,7 @@ def _list(pairs: tuple[Interference, ...], as_json: bool) -> None:
 
 def _print_pairs(pairs: Iterable[Interference], as_json: bool) -> None:
     if as_json:
-        echo_json({"pairs": [item.to_dict() for item in pairs]})
+        echo_json({"pairs": [asdict(item) for item in pairs]})
         return
     print_pairs(console(), tuple(pairs), datetime.now(UTC))
 
@@ -233,9 +233,9 @@ def fit_command(store_path: Path | None, as_json: bool, **given: Any) -> None:
         fits = _fit_all([item for item in profiles if item.key in keys], profiles)
         now = now_text()
         for name, (unit, line) in fits.items():
-            store.put_document(FITS, Document(name, now, {"unit": unit, **line.to_dict()}))
+            store.put_document(FITS, Document(name, now, {"unit": unit, **asdict(line)}))
     if as_json:
-        echo_json({"fits": {name: {"unit": unit, **line.to_dict()} for name, (unit, line) in fits.items()}})
+        echo_json({"fits": {name: {"unit": unit, **asdict(line)} for name, (unit, line) in fits.items()}})
         return
     for name, (unit, line) in fits.items():
         print_fit(console(), name, unit, line)
@@ -359,10 +359,10 @@ def slowdown_command(gpu_type: str, no_store: bool, forget: bool, store_path: Pa
             raise FitError(_nothing(store, gpu_type))
         fit = fit_slowdown(points)
         if not no_store:
-            store.put_document(SLOWDOWNS, Document(gpu_type, now_text(), fit.to_dict()))
+            store.put_document(SLOWDOWNS, Document(gpu_type, now_text(), asdict(fit)))
     published = r_squared(published_slowdown(gpu_type), points)
     if as_json:
-        echo_json({"gpu_type": gpu_type, **fit.to_dict(), "r_squared_of_published": published})
+        echo_json({"gpu_type": gpu_type, **asdict(fit), "r_squared_of_published": published})
         return
     click.echo(_text(gpu_type, fit, published, points))
 

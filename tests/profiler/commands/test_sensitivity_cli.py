@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -124,28 +125,42 @@ def test_what_is_stored_comes_back_and_what_is_not_is_said(tmp_path):
     assert plain.demand.mem_gib is None
 
 
-def test_bandwidth_is_read_past_the_page_cache(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
+@pytest.fixture
+def reads(monkeypatch):
+    """Bytes of each read; a read takes a virtual second."""
+    counts, read = [], os.readv
+    monkeypatch.setattr(storage, "time", SimpleNamespace(perf_counter=lambda: float(len(counts))))
+    monkeypatch.setattr(os, "readv", lambda fd, buffers: counts.append(read(fd, buffers)) or counts[-1])
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("limits", "files_read"),
+    [({"READ_LIMIT_S": 60.0}, 3), ({"READ_LIMIT_S": 60.0, "READ_LIMIT_MIB": 1.0}, 1), ({"READ_LIMIT_S": 2.0}, 2)],
+    ids=["all", "so many MiB", "so many seconds"],
+)
+def test_bandwidth_is_read_until_a_limit_and_size_is_that_of_all_files(
+    tmp_path, monkeypatch, reads, limits, files_read
+):
+    size = (1 << 20) + 3
     for number in range(3):
-        (folder / f"{number}.bin").write_bytes(os.urandom(1 << 20) + b"odd")
-    files = storage.files_of(folder)
-    assert storage.size_gib(files) == pytest.approx((3 * (1 << 20) + 9) / 2**30)
-    found = storage.measure_bandwidth(files)
-    assert found.read_mib == pytest.approx(3, rel=1e-4)
-    assert found.mib_per_s > 0
-    assert storage.measure_bandwidth(files, limit_mib=1).read_mib < 3
-    axis = MemoryAxis.from_words(f"dataset={folder},batch-mib=0.5")
+        (tmp_path / f"{number}.bin").write_bytes(os.urandom(size))
+    for name, limit in limits.items():
+        monkeypatch.setattr(storage, name, limit)
+    axis = MemoryAxis.from_words(f"dataset={tmp_path},batch-mib=0.5")
     dataset = axis.measure()
-    assert dataset.dataset_gib == pytest.approx(3 / 1024, rel=1e-4)
+    assert dataset.dataset_gib == 3 * size / 2**30
+    assert sum(reads) == files_read * size
+    assert dataset.storage_mib_per_s == pytest.approx(sum(reads) / 2**20 / len(reads))
     assert axis.with_overlap(dataset, 0.25).overlap == 0.25
     assert axis.with_overlap(dataset, None).overlap == 1.0
 
 
-def test_storage_that_refuses_direct_reading_is_read_without_its_pages(tmp_path, monkeypatch):
+def test_storage_that_refuses_direct_reading_is_read_without_its_pages(tmp_path, monkeypatch, reads):
     path = tmp_path / "data"
     path.write_bytes(bytes(1 << 20))
-    plain = os.open
+    plain, dropped = os.open, []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[1:]))
 
     def refuse(name, flags, *more):
         if flags & os.O_DIRECT:
@@ -153,6 +168,6 @@ def test_storage_that_refuses_direct_reading_is_read_without_its_pages(tmp_path,
         return plain(name, flags, *more)
 
     monkeypatch.setattr(os, "open", refuse)
-    found = storage.measure_bandwidth([path])
-    assert not found.direct
-    assert found.read_mib == 1.0
+    storage.measure_bandwidth([path])
+    assert sum(reads) == 1 << 20
+    assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)]

@@ -1,6 +1,6 @@
 """SJF-BSBF in the controller's cycle: who starts so that others can join, who joins which, with which sub-batch."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from at_work import measured_pair
@@ -258,7 +258,7 @@ def test_a_slowdown_fitted_on_the_site_reaches_the_policy_and_damaged_fits_cost_
     fit = SlowdownFit(curve, 0.8, 12, 10.0, 180.0)
     with make_controller(slurm, KNOWN, **POLICY) as controller:
         damaged = [(SLOWDOWNS, "broken", {"curve": "?"}), (FITS, "broken", {"fixed_s": "?"})]
-        for kind, name, body in ((SLOWDOWNS, "gpu", fit.to_dict()), *damaged):
+        for kind, name, body in ((SLOWDOWNS, "gpu", asdict(fit)), *damaged):
             controller._store.put_document(kind, Document(name, "2026-01-01T00:00:00+00:00", body))
         traits = read_traits(controller._store)
         controller.cycle()
