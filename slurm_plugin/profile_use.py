@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from muri.clock import moment, text_of
 from muri.errors import MuriError
@@ -54,7 +54,7 @@ from muri.slurm_plugin.planning.gathered import Gathered, doubt
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits, batch_model
 from muri.slurm_plugin.planning.slurm_requests import as_submitted
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import MemberReport, job_use, member_report
+from muri.slurm_plugin.records.comment_reports import job_use, member_report
 from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, RETRY_AFTER_S, Intent, Journal
 from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View, profile_key
 
@@ -380,15 +380,6 @@ class PairCourse:
         return ordered(self.profiles[0].key, self.profiles[1].key)
 
 
-class _Round(NamedTuple):
-    """One cycle's view of two members: profiles, seconds of an iteration alone, and reports."""
-
-    profiles: tuple[StageProfile, StageProfile]
-    alone_s: tuple[float, float]
-    reports: tuple[MemberReport, MemberReport]
-    turns: bool
-
-
 def pairs_at_work(cycle: Gathered, facts: Mapping[str, Any], *, packs: bool) -> Iterator[PairCourse]:
     """Yield the pairs with news in this cycle.
 
@@ -401,15 +392,12 @@ def pairs_at_work(cycle: Gathered, facts: Mapping[str, Any], *, packs: bool) -> 
         now = _round(group, cycle)
         if now is None or (now.turns and not packs):
             continue
-        jobs = group.members[0].job_id, group.members[1].job_id
-        a, b = now.reports
-        seen = a.iterations or 0, b.iterations or 0
-        earlier = _read(facts.get(str(group.pilot.job_id)), jobs, turns=now.turns)
-        if earlier is not None and any(count <= before for count, before in zip(seen, earlier[0], strict=True)):
-            continue  # nothing was reported since, or a script has started anew
-        ratio = a.iteration_s / now.alone_s[0], b.iteration_s / now.alone_s[1]
-        ratios = (*(() if earlier is None else earlier[1]), ratio)[-MOST_ROUNDS:]
-        yield PairCourse(group.pilot.job_id, jobs, seen, ratios, now.profiles, now.turns)
+        earlier = _read(facts.get(str(now.pilot)), now.jobs, turns=now.turns)
+        if earlier is None:
+            yield now
+        elif all(count > before for count, before in zip(now.seen, earlier[0], strict=True)):
+            yield replace(now, ratios=(*earlier[1], *now.ratios)[-MOST_ROUNDS:])
+        # Else nothing was reported since, or a script has started anew.
 
 
 def learnt(course: PairCourse, stored: Interference | None, now_s: float) -> Interference | None:
@@ -435,8 +423,8 @@ def learnt(course: PairCourse, stored: Interference | None, now_s: float) -> Int
     return None if surer else pair
 
 
-def _round(group: RunningGroup, cycle: Gathered) -> _Round | None:
-    """Return both members' profiles and reports; None where they do not show how two models slow each other down."""
+def _round(group: RunningGroup, cycle: Gathered) -> PairCourse | None:
+    """Return what two members report now; None where it does not show how two models slow each other down."""
     if len(group.members) != 2 or any(job.state is not JobState.RUNNING for job in group.members):
         return None
     every = [member_report(group.pilot.reports.speeds, job.job_id) for job in group.members]
@@ -448,8 +436,15 @@ def _round(group: RunningGroup, cycle: Gathered) -> _Round | None:
     alone_s = [_alone_s(job, profile, cycle.knowledge) for job, profile in zip(group.members, profiles, strict=True)]
     if not all(alone_s):
         return None
-    turns = reports[0].discipline != "plain"
-    return _Round((profiles[0], profiles[1]), (alone_s[0], alone_s[1]), (reports[0], reports[1]), turns)
+    a, b = reports
+    return PairCourse(
+        group.pilot.job_id,
+        (group.members[0].job_id, group.members[1].job_id),
+        (a.iterations or 0, b.iterations or 0),
+        ((a.iteration_s / alone_s[0], b.iteration_s / alone_s[1]),),
+        (profiles[0], profiles[1]),
+        turns=a.discipline != "plain",
+    )
 
 
 def _alone_s(job: ManagedJob, profile: StageProfile, knowledge: Knowledge) -> float:
