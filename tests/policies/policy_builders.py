@@ -232,6 +232,7 @@ _uses = st.none() | st.sampled_from((0.0, 0.1, 0.4, 0.9, 1.0))
 _batches = st.sampled_from((None, batch_of(max_steps=8)))
 _models = st.sampled_from(("a", "b", "c", "a", "b"))
 _larger = st.sampled_from(("slurm", "whole-nodes"))
+_promises = st.sampled_from((0.0, 0.0, 0.5, 0.8))
 
 
 @st.composite
@@ -243,7 +244,8 @@ def shared_requests(draw):
         profile, model = job.profile, draw(_models)
         if profile is not None:
             profile = dataclasses.replace(profile, key=dataclasses.replace(profile.key, model=model))
-        jobs.append(dataclasses.replace(job, profile=profile, gpu_utilization=draw(_uses), batch=draw(_batches)))
+        changes = {"gpu_utilization": draw(_uses), "batch": draw(_batches), "min_speed": draw(_promises)}
+        jobs.append(dataclasses.replace(job, profile=profile, **changes))
     frame = {"larger_than_a_node": draw(_larger), "whole_sets_only": draw(_either), "interference": PAIRS}
     return dataclasses.replace(request, jobs=tuple(jobs), **frame)
 
@@ -257,7 +259,7 @@ def company(plan):
     return [len(group.members) for group in plan.groups] + [count for count in on_gpu.values() if count > 1]
 
 
-def check_plan(request: PlanRequest, plan: Plan, *, most=4, preemption=True):
+def check_plan(request: PlanRequest, plan: Plan, *, most=4, preemption=True, min_speed=0.0):
     """What every plan keeps: each job is decided on once, its GPUs are there, and who shares or runs may."""
     jobs = {job.job_id: job for job in all_jobs(request)}
     placed = (*plan.groups, *plan.solo, *plan.sharers)
@@ -277,6 +279,7 @@ def check_plan(request: PlanRequest, plan: Plan, *, most=4, preemption=True):
         assert job.node_count == 1 or len(item.gpus) in {0, job.node_count}
     assert all(0 < sharer.speed <= 1 for sharer in plan.sharers)
     _check_company(request, plan, jobs, min(most, request.max_group_size))
+    _check_promises(plan, jobs, min_speed)
     _check_running(request, plan, placed, preemption=preemption)
 
 
@@ -313,6 +316,19 @@ def _check_company(request, plan, jobs, most):
         needed_gib = sum(mem_gib_of(job, steps[job.job_id]) if steps else job.gpu_mem_gib for job in members)
         assert not gpu_mem_gib[node] or needed_gib <= gpu_mem_gib[node]
         assert not request.whole_sets_only or len({item.gpus for item in items}) == 1
+
+
+def _check_promises(plan, jobs, min_speed):
+    """No job is newly put beside others at less than its minimum speed or the site's."""
+    on_gpu = Counter((share.node, gpu) for item in plan.sharers for share in item.gpus for gpu in share.gpu_ids)
+    beside = [
+        item
+        for item in plan.sharers
+        if any(on_gpu[share.node, gpu] > 1 for share in item.gpus for gpu in share.gpu_ids)
+    ]
+    speeds = [pair for group in plan.groups if not group.kept for pair in group.speed.items()]
+    speeds += [(item.job_id, item.speed) for item in beside if not item.kept]
+    assert all(speed >= max(jobs[job_id].min_speed, min_speed) - 1e-9 for job_id, speed in speeds)
 
 
 def _check_running(request, plan, placed, *, preemption):

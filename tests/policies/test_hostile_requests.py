@@ -11,7 +11,7 @@ from muri.policies.cycle.queue import pools
 from muri.policies.cycle.validation import RequestError, job_error
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.traits import InterferenceTable, PairSpeed
-from muri.policies.types import FreeNode, NodeShare, Running, sentences
+from muri.policies.types import NodeShare, Running, sentences
 
 PAIRS = InterferenceTable(tuple(PairSpeed(kind, kind, 0.9, 0.9) for kind in KINDS))
 SIZES = [(2_000_000_000, 2_000_000_000), (10**9, 1), (2**32, 2**31), (4, 4), (2**20, 2**10)]
@@ -99,28 +99,6 @@ def test_one_odd_job_is_named_or_planned(name, value):
             reason for item in (*plan.groups, *plan.solo, *plan.sharers, *plan.waiting) for reason in item.reasons
         ]
         assert all(sentences(reasons))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"jobs": (make_job(1), make_job(1))}, "appears more than once"),
-        ({"running": (Running((make_job(1),), (NodeShare("gone", 1),)),)}, "not among the request's nodes"),
-        ({"running": (Running((make_job(1, gpu_count=2),), (NodeShare("n1", 1),)),)}, "its gpu_count is 2"),
-        ({"jobs": (make_job(1, gpu_count=8),), "larger_than_a_node": "whole-nodes"}, "it must be 1 to 2"),
-    ],
-)
-def test_whatever_is_wrong_with_a_job_names_it(changes, message):
-    nodes = (FreeNode("n1", ("main",), 0, gpu_count=2),)
-    with pytest.raises(RequestError, match=message) as caught:
-        get_policy("auto").plan(dataclasses.replace(make_request([], nodes), **changes))
-    assert caught.value.job_id == 1
-
-
-def test_an_error_of_no_single_job_names_none():
-    with pytest.raises(RequestError) as caught:
-        get_policy("auto").plan(make_request([], [], now_s=math.nan))
-    assert caught.value.job_id is None
 
 
 class Name(str):

@@ -1,4 +1,4 @@
-"""Domains and largest groups: no plan of any policy puts jobs together whose own limits forbid it."""
+"""Domains, largest groups and promised speeds: no policy puts jobs together whose own limits forbid it."""
 
 import dataclasses
 from collections import Counter
@@ -12,6 +12,7 @@ from policy_builders import KINDS, MERGING, company, make_cluster_node, make_job
 from muri.policies.cycle.queue import groups_needed
 from muri.policies.cycle.validation import broken_laws
 from muri.policies.registry import get_policy, policy_names
+from muri.policies.siblings.packed import with_promises
 from muri.policies.traits import InterferenceTable, PairSpeed
 from muri.policies.types import Group, NodeShare, Plan, Running, Sharer, sentences
 
@@ -30,13 +31,13 @@ def four_kinds(gpu_count=1, **changes):
     ]
 
 
-def plan_of(name, jobs, running=(), **changes):
+def plan_of(name, jobs, running=(), options=None, **changes):
     held = len({gpu for unit in running for share in unit.gpus for gpu in share.gpu_ids})
     node = make_cluster_node("n1", 1, 1, gpu_mem_gib=40.0)
     if held:
         node = dataclasses.replace(node, free_gpus=0, islands=())
     frame = {"interference": PAIRS, "whole_sets_only": True, "running": tuple(running)}
-    return get_policy(name).plan(make_request(jobs, [node], **(frame | changes)))
+    return get_policy(name, options).plan(make_request(jobs, [node], **(frame | changes)))
 
 
 @pytest.mark.parametrize("name", SHARING)
@@ -66,6 +67,28 @@ def test_who_runs_already_counts_when_one_joins(name):
     plan = plan_of(name, [third], together)
     assert [item.job_id for item in plan.waiting] == [3]
     assert company(plan_of(name, [third], together[:1])) == [2]
+
+
+def test_the_higher_of_two_promises_counts():
+    request = make_request([make_job(1, min_speed=0.9), make_job(2)], [])
+    assert [job.min_speed for job in with_promises(request, 0.5).jobs] == [0.9, 0.5]
+
+
+@pytest.mark.parametrize("name", [name for name in SHARING if not get_policy(name).elastic])
+def test_who_was_promised_nearly_all_of_its_speed_shares_with_nobody(name):
+    """Each of them uses the GPU for 60 % of its time."""
+    stages = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.6, "synchronize_s": 0.1, "iteration_s": 1.0}
+    jobs = [
+        dataclasses.replace(job, profile=dataclasses.replace(job.profile, **stages))
+        for job in four_kinds(gpu_utilization=0.6)
+    ]
+
+    def beside(jobs, options=None):
+        return company(plan_of(name, jobs, options=options))
+
+    assert beside(jobs)
+    assert beside(jobs, {"min_speed": 0.97}) == []
+    assert beside([dataclasses.replace(job, min_speed=0.97) for job in jobs]) == []
 
 
 def test_a_job_that_no_group_has_room_for_runs_alone_and_says_why():

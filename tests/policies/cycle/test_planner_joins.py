@@ -130,13 +130,6 @@ def test_no_plan_goes_below_a_promised_speed():
     assert not joined(0.0, min_speed=0.8)
 
 
-def test_new_groups_keep_promises_too():
-    half = make_profile([0.0, 0.5, 1.0, 0.0])
-    jobs = [make_job(number, profile=half, remaining_s=100.0, min_speed=0.8) for number in (1, 2)]
-    for grouping in ("optimal", "rounds"):
-        assert not plan_of(make_request(jobs, [make_node("n1", 1)]), replace(JCT, grouping=grouping)).groups
-
-
 def test_profiles_that_are_guesses_are_of_different_models_in_a_group():
     def guessed(job_id, resource, model="new"):
         profile = of(job_id, resource).profile

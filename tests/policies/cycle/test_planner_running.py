@@ -93,20 +93,6 @@ def _running(jobs, *shares):
     return Running(tuple(jobs), shares)
 
 
-def test_a_more_urgent_job_stops_a_running_one():
-    runs = make_job(1, remaining_s=500.0, preemptible=True, groupable=False)
-    urgent = make_job(2, remaining_s=10.0, groupable=False)
-    request = make_request([urgent], [make_node("n1", 0, gpu_count=1)], running=(_running([runs], NodeShare("n1", 1)),))
-    plan = plan_of(request, priority.srsf)
-    assert [(solo.job_id, solo.node, solo.kept) for solo in plan.solo] == [(2, "n1", False)]
-    (stopped,) = plan.waiting
-    assert (stopped.job_id, stopped.preempted) == (1, True)
-    assert str(stopped.reasons[0]) == "stopped: more urgent jobs get its 1 GPU"
-    patient = plan_of(request, priority.srsf, PolicyOptions(preemption=False))
-    assert [(solo.job_id, solo.kept) for solo in patient.solo] == [(1, True)]
-    assert [(item.job_id, item.preempted) for item in patient.waiting] == [(2, False)]
-
-
 def _pair_or_better(restart_s):
     """Two jobs of one kind share badly; now a complementary one has come, and there is still one GPU."""
     first, second = (make_job(number, "gpu", preemptible=True, restart_s=restart_s) for number in (1, 2))

@@ -47,6 +47,12 @@ def test_unknown_durations(name, expected):
     assert order(get_policy(name), jobs, interval_s=60.0) == expected
 
 
+def test_the_highest_of_slurms_priorities_goes_first_then_the_earlier_then_the_lower_id():
+    figures = enumerate([(5, 9.0), (7, 9.0), (5, 8.0), (5, 8.0)], start=1)
+    jobs = [make_job(number, priority=priority, submit_s=submit_s) for number, (priority, submit_s) in figures]
+    assert order(get_policy("muri-slurm"), jobs) == [2, 3, 4, 1]
+
+
 def test_a_job_that_must_run_alone_does_not_decide_for_auto():
     jobs = queue(QUEUE | {2: (0.0, 2, 600.0, None)})
     jobs[1] = make_job(2, gpu_count=2, groupable=False, alone_reason="asked to", attained_gpu_s=600.0)
@@ -105,6 +111,8 @@ def with_running(policy, running, waiting):
         [waiting], [make_node("n1", 0, gpu_count=1)], now_s=NOW_S, running=(Running((running,), (NodeShare("n1", 1),)),)
     )
     plan = policy.plan(request)
+    stopped = [str(item.reasons[0]) for item in plan.waiting if item.preempted]
+    assert stopped in ([], ["stopped: more urgent jobs get its 1 GPU"])
     return [(solo.job_id, solo.kept) for solo in plan.solo], [(item.job_id, item.preempted) for item in plan.waiting]
 
 

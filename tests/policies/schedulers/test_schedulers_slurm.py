@@ -15,21 +15,6 @@ def started(plan):
     return {job_id for group in plan.groups for job_id in group.members} | {solo.job_id for solo in plan.solo}
 
 
-def test_the_highest_priority_goes_first_then_the_earlier_then_the_lower_id():
-    jobs = [
-        make_job(1, groupable=False, priority=5, submit_s=9.0),
-        make_job(2, groupable=False, priority=7, submit_s=9.0),
-        make_job(3, groupable=False, priority=5, submit_s=8.0),
-        make_job(4, groupable=False, priority=5, submit_s=8.0),
-    ]
-    order = []
-    while jobs:
-        (solo,) = SLURM.plan(make_request(jobs, [make_node("n1", 1)])).solo
-        order.append(solo.job_id)
-        jobs = [job for job in jobs if job.job_id != solo.job_id]
-    assert order == [2, 3, 4, 1]
-
-
 def test_a_job_that_no_group_takes_in_keeps_its_turn():
     """Jobs 1 and 2 are not worth sharing; without groups job 2 would have had the second GPU, so it still has."""
     jobs = [make_job(1, "gpu", priority=9), make_job(2, "gpu", priority=8), make_job(3, "cpu", user="bob", priority=7)]

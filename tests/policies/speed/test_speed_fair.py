@@ -9,8 +9,7 @@ from speed_builders import one_group, shape, shapes
 
 from muri.policies.grouping.solvers import linear_value
 from muri.policies.lockstep import Lockstep
-from muri.policies.speed import CHUNK, Fair, SpeedModelError, figures_of
-from muri.profiler.records import ProfileError
+from muri.policies.speed import Fair, SpeedModelError, figures_of
 
 members_strategy = st.lists(shapes(), min_size=1, max_size=5)
 ROUNDING = 1e-9
@@ -98,16 +97,6 @@ def test_speeds_are_feasible_and_the_linear_program_bounds_fair_and_lockstep(mem
             assert lockstep.sum() <= bound + 1e-6
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_many_groups_are_evaluated_as_single_ones(size):
-    rng = np.random.default_rng(3)
-    distinct = [shape(*row) for row in rng.random((20, 4)).tolist()]
-    rows = rng.integers(0, 20, (CHUNK + 5, size))
-    many = Fair().evaluate(distinct, rows)
-    for row in (0, CHUNK - 1, CHUNK, len(rows) - 1):
-        np.testing.assert_array_equal(many.speed[row], speeds([distinct[index] for index in rows[row]]))
-
-
 def test_the_linear_program_may_starve_a_member():
     # The job that uses both resources costs two others their speed.
     members = [shape(1, 1, iteration_s=1), shape(1, 0), shape(0, 1)]
@@ -115,10 +104,6 @@ def test_the_linear_program_may_starve_a_member():
     assert speeds(members) == pytest.approx([0.5, 0.5, 0.5])
 
 
-def test_bad_input_is_refused():
-    with pytest.raises(ProfileError, match="iteration time is 0"):
-        speeds([shape(1, 1, iteration_s=0)])
-    with pytest.raises(SpeedModelError, match="no shapes"):
-        Fair().evaluate([], one_group(0))
+def test_more_members_than_can_share_a_gpu_are_refused():
     with pytest.raises(SpeedModelError, match="65 members; it must have 1 to 64"):
         Fair().evaluate([shape(1, 1)], np.zeros((1, 65), dtype=np.intp))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from speed_builders import every_period, interleaving_efficiency, one_group, rotation_period, shape, shapes
 
 from muri.policies.lockstep import Lockstep, period_s
-from muri.policies.speed import CHUNK, Shape, SpeedModelError
+from muri.policies.speed import Shape, SpeedModelError
 from muri.profiler.records import ProfileError
 
 LOCKSTEP = Lockstep()
@@ -63,21 +63,6 @@ def test_the_formula_is_a_rotation_step_by_step(members):
 def test_eq_3_and_4_by_hand(jobs, period, efficiency):
     assert period_s(jobs) == period
     assert interleaving_efficiency(jobs, period) == efficiency
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("model", MODELS, ids=str)
-def test_many_groups_are_evaluated_as_single_ones(model, size):
-    rng = np.random.default_rng(11)
-    distinct = [shape(*row) for row in rng.random((40, 4)).tolist()]
-    rows = rng.integers(0, 40, (2 * CHUNK + 17, size))
-    many = model.evaluate(distinct, rows)
-    assert many.speed.shape == rows.shape
-    for row in (0, CHUNK - 1, CHUNK, 2 * CHUNK, len(rows) - 1):
-        single = evaluate([distinct[index] for index in rows[row]], model)
-        np.testing.assert_array_equal(many.speed[row], single.speed[0])
-        assert many.efficiency[row] == single.efficiency[0]
-        assert many.period_s[row] == single.period_s[0]
 
 
 def test_members_advance_at_one_rate():

@@ -66,14 +66,6 @@ def test_a_pair_that_was_not_measured_is_left_to_the_other_model():
     assert speeds(known, unknown, other) == pytest.approx(expected)
 
 
-def test_measured_and_other_groups_do_not_mix():
-    distinct = [job("A3C"), job("CycleGAN", 2, 1, 0, 0), job("BERT", 1, 0, 0, 3), job(RESNET), job("GPT-2", 0, 1, 1, 1)]
-    rows = np.random.default_rng(2).integers(0, 5, (300, 3))
-    many = MODEL.evaluate(distinct, rows)
-    for row, of_group in zip(rows, many.speed, strict=True):
-        np.testing.assert_array_equal(of_group, speeds(*[distinct[index] for index in row]))
-
-
 def test_measuring_error_above_one_is_cut_off():
     table = InterferenceTable((PairSpeed("a", "b", 1.04, 0.5), PairSpeed("c", "c", 0.4, 0.6)))
     assert table.speeds("b", "a") == (0.5, 1.0)

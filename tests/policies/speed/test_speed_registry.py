@@ -9,8 +9,9 @@ from speed_builders import one_group, shape, shapes
 from muri.errors import MuriError
 from muri.policies.lockstep import speed_model
 from muri.policies.options import SPEED_MODELS, OptionsError
-from muri.policies.speed import SpeedModelError, UnknownSpeedModelError
+from muri.policies.speed import CHUNK, SpeedModelError, UnknownSpeedModelError
 from muri.policies.traits import InterferenceTable, PairSpeed
+from muri.profiler.records import ProfileError
 
 TABLE = InterferenceTable((PairSpeed("a", "b", 0.9, 0.4), PairSpeed("a", "a", 0.5, 0.5)))
 
@@ -29,6 +30,38 @@ def test_every_model_keeps_the_contract(name, ordering, members):
     assert sorted(model.order(members)) == list(range(len(members)))
     if len(members) == 1:
         assert found.speed.tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("ordering", ["best", "worst"])
+@pytest.mark.parametrize("name", SPEED_MODELS)
+def test_many_groups_are_evaluated_as_single_ones(name, ordering, size):
+    model, rng = speed_model(name, ordering=ordering, table=TABLE), np.random.default_rng(11)
+    # Some pairs of "measured" are in the table, others are not, and groups of both kinds do not mix.
+    distinct = [shape(*row, model="abc"[number % 3]) for number, row in enumerate(rng.random((40, 4)).tolist())]
+    rows = rng.integers(0, 40, (2 * CHUNK + 17, size))
+    many = model.evaluate(distinct, rows)
+    assert many.speed.shape == rows.shape
+    for row in (*range(40), CHUNK - 1, CHUNK, 2 * CHUNK, len(rows) - 1):
+        single = model.evaluate([distinct[index] for index in rows[row]], one_group(size))
+        np.testing.assert_array_equal(many.speed[row], single.speed[0])
+        assert many.efficiency[row] == single.efficiency[0]
+        np.testing.assert_array_equal(many.period_s[row], single.period_s[0])
+
+
+@pytest.mark.parametrize("name", SPEED_MODELS)
+@pytest.mark.parametrize(
+    ("shapes", "rows", "error", "message"),
+    [
+        ([shape(1, 1, 1, 1), shape(1, 1, -1, 1)], [[0, 1]], ProfileError, "shape 1: time of stage 2 is -1"),
+        ([shape(1, 1, 1, 1, iteration_s=0)], [[0, 0]], ProfileError, "shape 0: iteration time is 0"),
+        ([], [[0]], SpeedModelError, "no shapes"),
+        ([shape(1, 1, 1, 1)], [[0] * 65], SpeedModelError, "65 members; it must have 1 to "),
+    ],
+)
+def test_what_no_model_can_evaluate_is_refused(name, shapes, rows, error, message):
+    with pytest.raises(error, match=message):
+        speed_model(name, table=TABLE).evaluate(shapes, np.array(rows))
 
 
 def test_measured_falls_back_to_lockstep_of_the_same_ordering():

@@ -1,7 +1,6 @@
 """SJF-BSBF: when sharing pays, in how many steps, and what plans come of it."""
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -53,31 +52,11 @@ def where(plan):
 # Theorem 1: a job joins another now or after it, whatever takes less time on average
 
 
-class Completions(NamedTuple):
-    """Seconds from now until two jobs are done."""
-
-    running_s: float
-    joining_s: float
-
-    @property
-    def mean_s(self):
-        """What Theorem 1 makes as small as it can be."""
-        return (self.running_s + self.joining_s) / 2
-
-
 def completions(running_s, joining_s, running_slowdown, joining_slowdown, insert_s=0.0):
-    """When both are done if the second joins the first at a given time.
-
-    Args:
-        running_s: What the running job still needs alone.
-        joining_s: What the other job needs alone.
-        running_slowdown: ξ of the running job beside the other.
-        joining_slowdown: ξ of the other beside the running job.
-        insert_s: When it joins; 0 is now, `running_s` is after the running job.
-    """
+    """When both are done, by what each needs alone and ξ of each, if the second joins the first at a given time."""
     left_s = running_s - insert_s
     shared_s = min(running_slowdown * left_s, joining_slowdown * joining_s)
-    return Completions(
+    return (
         insert_s + shared_s + left_s - shared_s / running_slowdown,
         insert_s + shared_s + joining_s - shared_s / joining_slowdown,
     )
@@ -97,13 +76,11 @@ def test_a_pair_worked_by_hand():
 
 @given(seconds, seconds, slowdowns, slowdowns)
 def test_no_time_of_joining_beats_now_and_after(running_s, joining_s, running_xi, joining_xi):
-    best = min(
-        completions(running_s, joining_s, running_xi, joining_xi, insert_s).mean_s
-        for insert_s in np.linspace(0, running_s, 101)
-    )
-    now, after = mean_now(running_s, joining_s, running_xi, joining_xi), mean_after(running_s, joining_s)
+    pair = (running_s, joining_s, running_xi, joining_xi)
+    best = min(np.mean(completions(*pair, insert_s)) for insert_s in np.linspace(0, running_s, 101))
+    now, after = mean_now(*pair), mean_after(running_s, joining_s)
     assert min(now, after) == pytest.approx(best)
-    assert now == pytest.approx(completions(running_s, joining_s, running_xi, joining_xi).mean_s)
+    assert now == pytest.approx(np.mean(completions(*pair)))
 
 
 # Sub-batches
@@ -136,7 +113,7 @@ def test_the_best_step_count_that_fits_is_found(batch, left_gib, remaining_s):
         possible = steps <= min(batch.max_accumulate_steps, batch.batch_size)
         if possible and batch.mem_gib(steps) <= (2.0 + left_gib) - 2.0:
             alone_s = remaining_s[1] / batch.speed(steps)
-            found.append((completions(remaining_s[0], alone_s, 1 / 0.9, 1 / 0.8).mean_s, steps))
+            found.append((np.mean(completions(remaining_s[0], alone_s, 1 / 0.9, 1 / 0.8)), steps))
     if not found:
         assert [item.job_id for item in plan.waiting] == [2]
         return
