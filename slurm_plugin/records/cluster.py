@@ -231,22 +231,20 @@ class NodeIndex:
         return {partition: tuple(nodes) for partition, nodes in found.items()}
 
     @cached_property
+    def _gpu_nodes(self) -> Mapping[str, list[Node]]:
+        """The nodes with GPUs of each partition that has some."""
+        found = ((name, [node for node in nodes if node.gpu_count]) for name, nodes in self.by_partition.items())
+        return {partition: nodes for partition, nodes in found if nodes}
+
+    @cached_property
     def gpu_types(self) -> Mapping[str, str]:
         """The GPU type of each partition that has GPUs, the first in alphabetical order where it has several."""
-        return {
-            partition: min(node.gpu_type for node in nodes if node.gpu_count)
-            for partition, nodes in self.by_partition.items()
-            if any(node.gpu_count for node in nodes)
-        }
+        return {partition: min(node.gpu_type for node in nodes) for partition, nodes in self._gpu_nodes.items()}
 
     @cached_property
     def most_cpus(self) -> Mapping[str, int]:
         """The most CPUs of a node with GPUs, by partition."""
-        return {
-            partition: max(node.cpu_count for node in nodes if node.gpu_count)
-            for partition, nodes in self.by_partition.items()
-            if any(node.gpu_count for node in nodes)
-        }
+        return {partition: max(node.cpu_count for node in nodes) for partition, nodes in self._gpu_nodes.items()}
 
 
 @dataclass(frozen=True, slots=True)

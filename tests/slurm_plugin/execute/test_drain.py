@@ -133,11 +133,6 @@ def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, n
     assert slurm.starts == {1: 1, 2: 1, 3: 1}
 
 
-def test_a_drain_with_nothing_to_do_is_over_at_once():
-    slurm = FakeSlurm([], one_gpu())
-    assert drain(slurm, slurm.snapshot).is_over
-
-
 def test_a_drain_ends_when_slurm_refuses_the_same_for_a_minute(monkeypatch):
     slurm = FakeSlurm([make_job(1), make_job(2)], one_gpu())
     release = slurm.release
