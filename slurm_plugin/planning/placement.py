@@ -216,7 +216,7 @@ class _Eligible:
         return self._free[order[0][1]] if order and order[0][0] < 0 else None
 
 
-def free_nodes(view: View, config: Config, places: Places, jobs: Sequence[Job] = ()) -> tuple[FreeNode, ...]:
+def free_nodes(view: View, config: Config, places: Places, jobs: Sequence[Job]) -> tuple[FreeNode, ...]:
     """Return what can be given out: what is idle, less what is promised to Muri's jobs that start by themselves.
 
     Members that wait for their pilot job's start are promised what their batch scripts need. The nodes name the

@@ -1,18 +1,20 @@
-"""Where jobs may run: constraints, exclusions, required nodes, reservations; and what is left to Slurm."""
+"""Where jobs may run: constraints, exclusions, required nodes, reservations; what is left to Slurm; what is free."""
 
 from dataclasses import replace
 
 import pytest
-from at_work import candidate, decided
+from at_work import behind_pilot, candidate, cycle_of, decided
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle, pilots
 
-from muri.slurm_plugin.planning.gathered import domain_of
+from muri.policies.types import FreeNode
+from muri.slurm_plugin.planning.gathered import domain_of, gather
 from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.records.cluster import JobState, Reservation, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.journal import EXCLUSION
 from muri.slurm_plugin.records.roles import read_job, view_of
 
+GIB = 1024
 NODES = (
     make_node("n1", features=("a100", "big")),
     make_node("n2", features=("a100",)),
@@ -226,3 +228,71 @@ def test_members_of_a_pilot_that_starts_too_late_are_regrouped_and_not_barred(ma
         slurm.now_s += 3700
         controller.cycle()
         assert len(members()) == 2, "after an hour they are tried together again"
+
+
+# What is free there
+
+
+def free(*nodes: Node, jobs: tuple[Job, ...] = ()) -> tuple[FreeNode, ...]:
+    return gather(cycle_of(jobs, nodes)).nodes
+
+
+def test_what_is_free_leaves_out_what_waiting_jobs_were_promised():
+    released = make_job(
+        1, held=False, cpu_count=6, cpus_per_task=6, mem_per_node_mib=10 * GIB, required_nodes="n2", gpu_count=1
+    )
+    running = make_job(2, held=False, state=JobState.RUNNING, nodes="n1")
+    nodes = (
+        make_node("n1", mem_mib=64 * GIB, cpus_allocated=4, gpus_allocated=1, mem_allocated_mib=1024),
+        make_node("n2", mem_mib=64 * GIB),
+        make_node("n3", mem_mib=64 * GIB),
+    )
+    found = {node.name: node for node in free(*nodes, jobs=(released, running))}
+    assert {name: (node.free_gpus, node.free_cpus, node.free_mem_gib) for name, node in found.items()} == {
+        "n1": (1, 12.0, 63.0),
+        "n2": (1, 10.0, 54.0),
+        "n3": (2, 16.0, 64.0),
+    }
+    assert all((node.cpu_count, node.mem_gib) == (16.0, 64.0) for node in found.values())
+
+
+@pytest.mark.parametrize("request_", [{"cpu_count": 2 * 10**9}, {"gpu_count": 100}, {"node_count": 2 * 10**9}])
+def test_a_job_that_no_nodes_could_hold_is_promised_nothing(request_):
+    """Slurm shows "Priority" until it is the job's turn, and only then that it can never start."""
+    released = make_job(1, held=False, reason="Priority", **request_)
+    found = free(make_node("n1"), make_node("n2"), jobs=(released,))
+    assert [(node.free_gpus, node.free_cpus) for node in found] == [(2, 16.0), (2, 16.0)]
+
+
+PAIRS = ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("in_use", "allocated", "islands"),
+    [
+        ((), 0, PAIRS),
+        ((0, 2), 2, ((1,), (3,))),
+        ((0, 1), 2, ((2, 3),)),
+        ((), 2, ()),  # Slurm does not show which
+        ((0, 1, 2, 3), 4, ()),
+    ],
+)
+def test_free_gpus_are_told_by_island(in_use, allocated, islands):
+    node = make_node("n1", gpu_count=4, gpus_allocated=allocated, gpus_in_use=in_use, gpu_islands=PAIRS)
+    (found,) = free(node)
+    assert (found.islands, found.topology) == (islands, PAIRS)
+
+
+def test_of_gpus_that_slurm_will_give_to_others_nobody_knows_which():
+    released = make_job(1, held=False, gpu_count=1)
+    node = make_node("n1", gpu_count=4, gpu_islands=PAIRS)
+    (found,) = free(node, jobs=(released,))
+    assert (found.free_gpus, found.islands) == (3, ())
+
+
+def test_what_scripts_of_members_need_that_start_with_their_pilot_is_not_free():
+    members = [candidate(1, mem_per_node_mib=GIB), candidate(2, "m2", mem_per_node_mib=GIB)]
+    pilot, *waiting = behind_pilot(1, *members)
+    waiting = [replace(job, state=JobState.PENDING, nodes="", reason="Dependency") for job in waiting]
+    (found,) = free(make_node("n1", mem_mib=8 * GIB, cpus_allocated=4), jobs=(pilot, *waiting))
+    assert (found.free_cpus, found.free_mem_gib) == (16 - 4 - 2, 7.0)

@@ -15,7 +15,6 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup, started
 from muri.slurm_plugin.planning.decision import decide
-from muri.slurm_plugin.planning.placement import Places, free_nodes
 from muri.slurm_plugin.planning.slurm_requests import asked_by, pilot_job
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
@@ -434,12 +433,3 @@ def test_of_two_groups_that_a_node_cannot_hold_the_second_does_not_start(node, c
     assert why in " ".join(second.reasons)
     kept = {job.job_id for job in jobs} - started(decision.actions)
     assert all(why in decision.preparation.waiting[job_id] for job_id in kept)
-
-
-def test_what_scripts_of_members_need_that_start_with_their_pilot_is_not_free():
-    members = [candidate(1, mem_per_node_mib=GIB), candidate(2, "m2", mem_per_node_mib=GIB)]
-    pilot, *waiting = behind_pilot(1, *members)
-    waiting = [replace(job, state=JobState.PENDING, nodes="", reason="Dependency") for job in waiting]
-    cycle = cycle_of([pilot, *waiting], [make_node("n1", mem_mib=8 * GIB, cpus_allocated=4)])
-    (free,) = free_nodes(cycle.view, cycle.config, Places(cycle.view.snapshot))
-    assert (free.free_cpus, free.free_mem_gib) == (16 - 4 - 2, 7.0)
