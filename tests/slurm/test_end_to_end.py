@@ -230,3 +230,43 @@ def test_on_an_old_slurm_every_job_runs_alone_and_the_log_says_why(old_sandbox):
     for job in jobs:
         assert old_sandbox.wait_state(job)["JobState"] == "COMPLETED"
         assert "gpus 0" in muri.output(job) or "gpus 1" in muri.output(job)
+
+
+#: With the third job that is let go the controller is told to stop. Not it alone gets the signal but its whole process
+#: group, as with Ctrl-C; the command itself goes on.
+SCONTROL = """\
+#!/bin/sh
+{scontrol} "$@" || exit
+case "$*" in *Licenses=*) echo released >> /root/stopping/released ;; *) exit 0 ;; esac
+test $(wc -l < /root/stopping/released) != 3 || kill -s TERM -- -$(ps -o pgid= -p $PPID | tr -d ' ')
+"""
+
+JOBS = 6
+
+
+def behind_the_gate(muri: MuriCluster, jobs: list[int]) -> int:
+    """How many of these jobs wait for the license."""
+    lines = muri.driver.run("scontrol", "--oneliner", "show", "jobs", user="root").stdout.splitlines()
+    own = tuple(f"JobId={job} " for job in jobs)
+    return sum(line.startswith(own) and "Licenses=muri_gate" in line for line in lines)
+
+
+def test_a_controller_that_is_told_to_stop_ends_soon_and_the_next_lets_each_job_go_once(muri, one_gpu):
+    muri.configure(gateway="command", partitions=["measure"])  # so Slurm alone decides about the jobs of `train`
+    script = one_gpu.write("ran.sh", '#!/bin/sh\necho "$SLURM_JOB_ID" >> ~/ran\n')
+    one_gpu.run("rm", "-rf", "/home/alice/ran", "/root/stopping", user="root")
+    scontrol = one_gpu.run("sh", "-c", "command -v scontrol", user="root").stdout.strip()
+    one_gpu.write("stopping/scontrol", SCONTROL.format(scontrol=scontrol), user="root")
+    options = ("--muri=model=load,batch-size=8", "--partition=train", "--gres=gpu:1", "--output=/dev/null")
+    jobs = [one_gpu.submit(*options, script) for _ in range(JOBS)]
+    assert behind_the_gate(muri, jobs) == JOBS
+    stopped = one_gpu.run(
+        "setsid", "--wait", "sh", "-c", "PATH=/root/stopping:$PATH exec muri-controller --once", user="root"
+    )
+    assert "left for the next cycle: the controller was told to stop" in stopped.stderr
+    assert "failed" not in stopped.stderr  # no command of its own was hit
+    assert behind_the_gate(muri, jobs) == JOBS - 3
+    muri.cycle()
+    for job in jobs:
+        assert one_gpu.wait_state(job)["JobState"] == "COMPLETED"
+    assert sorted(map(int, one_gpu.read("ran", user="alice").split())) == jobs

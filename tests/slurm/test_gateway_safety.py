@@ -9,6 +9,7 @@ from gateway_inside import BOB, GatewayInside, RefusedError, by_commands, new_jo
 
 from muri.slurm_plugin.records.cluster import JobChange, JobState
 from muri.slurm_plugin.records.roles import GATE_LICENSE, lease_end_s
+from sandbox.driver import Driver
 
 HOSTILE = r"""
 submit() { sbatch --parsable --hold --output=/dev/null "$@" --wrap=true; }
@@ -214,3 +215,35 @@ def test_lease_keeps_jobs_waiting_and_ends(inside: GatewayInside) -> None:
     inside.call(("end_lease",), ("end_lease",))
     driver.wait_state(job_id, "RUNNING")
     assert lease_end_s(inside.snapshot()) == 0
+
+
+ALL = "muri_gate:1000000"
+
+
+def gated_job(driver: Driver, licenses: str, user: str) -> int:
+    job = driver.submit("--output=/dev/null", f"--licenses={licenses}", "--wrap=exec sleep 600", user=user)
+    driver.wait_until(lambda: driver.job(job)["Reason"] == "Licenses", f"the gate of job {job}")
+    return job
+
+
+@pytest.mark.parametrize("asked", [ALL, "muri_gate:600000,matlab:1,muri_gate:400000"])
+def test_a_user_who_asks_for_the_whole_gate_keeps_nobody_waiting_when_the_lease_ends(gated: Driver, asked: str) -> None:
+    greedy, other = gated_job(gated, asked, "bob"), gated_job(gated, "muri_gate:1", "alice")
+    assert gated.job(greedy)["Licenses"] == ("muri_gate:1,matlab:1" if "matlab" in asked else "muri_gate:1")
+    gated.run("scontrol", "delete", "reservationname=muri_gate", user="root")
+    for job in (greedy, other):
+        gated.wait_state(job, "RUNNING")
+
+
+def test_nor_by_changing_the_job_afterwards_and_the_gate_may_be_taken_off(gated: Driver) -> None:
+    greedy, other = gated_job(gated, "muri_gate:1", "bob"), gated_job(gated, "matlab:1,muri_gate:1", "alice")
+    gated.run("scontrol", "update", f"JobId={greedy}", f"Licenses={ALL}", user="bob")
+    assert gated.job(greedy)["Licenses"] == "muri_gate:1"
+    gated.run("scontrol", "update", f"JobId={other}", "Licenses=matlab:1", user="alice")
+    gated.wait_state(other, "RUNNING")
+    gated.run("scontrol", "update", f"JobId={greedy}", "Licenses=", user="bob")
+    gated.wait_state(greedy, "RUNNING")
+
+
+def test_an_administrator_may_ask_for_the_whole_gate(gated: Driver) -> None:
+    assert gated.job(gated_job(gated, ALL, "root"))["Licenses"] == ALL

@@ -12,6 +12,7 @@ from sandboxes import SITE
 from sandbox import cgroups, lifecycle
 from sandbox.cluster import SUITES
 from sandbox.driver import CommandError, Driver
+from sandbox.releases import PAGE, PROBES, SAME_SECOND, answers_on_page, examine
 from sandbox.support import InstancePaths, Progress, StartError
 
 #: An unprivileged job that tells where it runs.
@@ -120,3 +121,10 @@ def test_a_machine_that_cannot_constrain_devices_says_why(monkeypatch: pytest.Mo
     with pytest.raises(StartError, match="no cgroups here\nWithout --constrain-devices"):
         lifecycle.up(name, SUITES["forky"], replace(SITE, constrained=True), Progress())
     assert not InstancePaths(name).directory.exists()
+
+
+def test_a_release_can_do_what_the_page_says(site: Driver) -> None:
+    said = answers_on_page(PAGE.read_text(encoding="utf-8"))[site.instance.suite]
+    questions = [each for each in PROBES if each != SAME_SECOND]
+    found = examine(site, Progress(), questions).answers
+    assert {each: found[each].works for each in questions} == {each: said[each][0] == "✓" for each in questions}

@@ -1,4 +1,7 @@
-"""Members as Slurm steps of their pilot job: what their scripts see, how they end, and what Slurm records of them."""
+"""Members as steps of their pilot job: what scripts see, how they end, what Slurm records, which GPUs they can have."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from devices import constrained, opened_by_step, opener
@@ -151,3 +154,42 @@ def test_members_end_as_their_scripts_where_slurm_starts_tasks_with_sigchld_bloc
         one_gpu.wait_until(lambda: muri.pilots() == [], "the end of the group")
     finally:
         one_gpu.run("sed", "-i", "/blocks.so/d", "/etc/slurm/plugstack.conf", user="root")
+
+
+SHOW_SH = '#!/bin/sh\necho "$SLURM_JOB_ID has $CUDA_VISIBLE_DEVICES"\n'
+
+
+@contextmanager
+def held(cluster: Driver, gpus: int) -> Iterator[int]:
+    """A job of alice's on a node of two GPUs that holds some and waits."""
+    cluster.write("show.sh", SHOW_SH)
+    job = cluster.submit("-p", "small", f"--gres=gpu:{gpus}", "--wrap=exec sleep 600", user="alice")
+    cluster.wait_state(job, "RUNNING")
+    try:
+        yield job
+    finally:
+        cluster.run("scancel", str(job), user="root")
+
+
+def step(cluster: Driver, *options: str) -> tuple[int, str]:
+    """Return the exit code of a step, and its GPUs or error."""
+    command = ("srun", "--overlap", *options, "/home/alice/show.sh")
+    done = cluster.run(*command, user="alice", check=False)
+    return done.returncode, (done.stdout or done.stderr).strip()
+
+
+def test_a_step_has_the_first_gpus_of_one_job_or_those_that_it_is_bound_to(cluster: Driver) -> None:
+    with held(cluster, 2) as job:
+        mine = f"--jobid={job}"
+        assert step(cluster, mine, "--gres=gpu:2") == (0, f"{job} has 0,1")
+        assert step(cluster, mine, "--gres=gpu:1") == (0, f"{job} has 0")
+        assert step(cluster, mine, "--gres=gpu:2", "--gpu-bind=map_gpu:1") == (0, f"{job} has 1")
+
+
+def test_no_step_has_gpus_of_two_jobs(cluster: Driver) -> None:
+    with held(cluster, 1) as first, held(cluster, 1) as second:
+        code, why = step(cluster, f"--jobid={first},{second}", "--gres=gpu:1")
+        assert code and "Bad job/step specified" in why
+        code, why = step(cluster, f"--jobid={first}", "--gres=gpu:2")
+        assert code and "Invalid generic resource" in why
+        assert step(cluster, f"--jobid={first}", f"--jobid={second}") == (0, f"{second} has 1")  # the last one counts
