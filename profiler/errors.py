@@ -1,6 +1,5 @@
 """The errors of the store, and of measurements. Their texts are for people."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from muri.errors import MuriError, UsageError
@@ -84,11 +83,6 @@ class JournalChoiceError(StoreError, UsageError):
     """The user asked for a journal mode that does not exist."""
 
     exit_code = UsageError.exit_code
-
-    def __init__(self, place: str, found: str, valid: Iterable[str]) -> None:
-        super().__init__(
-            f"{place} is {found!r}; valid are: {', '.join(valid)}, or nothing for the choice by file system"
-        )
 
 
 class ExchangeError(UsageError):

@@ -25,6 +25,7 @@ from muri.profiler.records import (
     ProfileError,
     ProfileKey,
     StageProfile,
+    first_fault,
 )
 from muri.profiler.store import ProfileStore
 
@@ -54,14 +55,14 @@ class Bandwidth:
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
-        for name, bounds, value in (
+        checks = (
             ("number of nodes", GPU_COUNT, self.nodes),
             ("number of ranks per node", GPU_COUNT, self.ranks_per_node),
             ("MiB/s", BANDWIDTH_MIB_PER_S, self.mib_per_s),
             ("latency", TIME_S, self.latency_s),
-        ):
-            if fault := bounds.fault(value):
-                raise ProfileError(f"bandwidth {self.name}: {name} {fault}")
+        )
+        if fault := first_fault(checks):
+            raise ProfileError(f"bandwidth {self.name}: {fault}")
 
     @property
     def name(self) -> str:

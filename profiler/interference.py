@@ -38,6 +38,7 @@ from muri.profiler.records import (
     Document,
     ProfileKey,
     StageProfile,
+    first_fault,
     reproducible,
 )
 
@@ -81,16 +82,16 @@ class Side:
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
-        for name, bounds, value in (
+        checks = (
             ("time alone", ITERATION_S, self.solo_s),
             ("time side by side", ITERATION_S, self.shared_s),
             ("interference ratio", RATIO, self.ratio),
             ("spread", VARIATION, self.spread or 0.0),
             ("confidence", SHARE, self.confidence),
             ("number of iterations", ITERATIONS, self.iterations),
-        ):
-            if fault := bounds.fault(value):
-                raise InterferenceError(f"{self.key}: {name} {fault}")
+        )
+        if fault := first_fault(checks):
+            raise InterferenceError(f"{self.key}: {fault}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +244,8 @@ class LinearFit:
             fixed_s, per_unit_s, r_squared, residual_s = (float(values[name]) for name in names)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FitError(f"a stored fit is incomplete: {error!r}") from error
-        for name, value in (("fixed_s", fixed_s), ("per_unit_s", per_unit_s)):
-            if fault := TIME_S.fault(value):
-                raise FitError(f"a stored fit: {name} {fault}")
+        if fault := first_fault((("fixed_s", TIME_S, fixed_s), ("per_unit_s", TIME_S, per_unit_s))):
+            raise FitError(f"a stored fit: {fault}")
         return cls(fixed_s, per_unit_s, r_squared, residual_s, points)
 
 

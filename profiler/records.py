@@ -287,7 +287,7 @@ class StageProfile:
             ("number of GPUs", GPU_COUNT, self.key.gpu_count),
         )
         measured = fault_in(self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations)
-        if fault := measured or _first_fault(key):
+        if fault := measured or first_fault(key):
             raise ProfileError(f"profile of {self.key}: {fault}")
 
     @property
@@ -330,10 +330,11 @@ def fault_in(stage_s: Sequence[float], iteration_s: float, gpu_mem_gib: float, i
         ("GPU memory", GPU_MEM_GIB, gpu_mem_gib),
         ("number of iterations", ITERATIONS, iterations),
     ]
-    return _first_fault(checks)
+    return first_fault(checks)
 
 
-def _first_fault(checks: Iterable[tuple[str, Bounds, float]]) -> str:
+def first_fault(checks: Iterable[tuple[str, Bounds, float]]) -> str:
+    """Return what is wrong with the first of some figures that cannot be true, after its name; "" when all can."""
     return next((f"{name} {fault}" for name, bounds, value in checks if (fault := bounds.fault(value))), "")
 
 

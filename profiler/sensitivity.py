@@ -30,7 +30,10 @@ from muri.profiler.records import (
     VARIATION,
     Bounds,
     Document,
+    first_fault,
 )
+
+Check = tuple[str, Bounds, float]
 
 MOST_POINTS: Final = 8
 """No job is measured more often than this (Synergy, section 3.1: 8 points instead of 24 × 10)."""
@@ -60,8 +63,7 @@ class Measured:
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
-        _refuse("a throughput (iterations/s)", PER_SECOND, self.throughput)
-        _refuse("a throughput's spread", VARIATION, self.spread)
+        _refuse(_of_throughput(self.throughput, self.spread))
 
     @property
     def weight(self) -> float:
@@ -80,14 +82,16 @@ class Point:
 
     def __post_init__(self) -> None:
         """Refuse what no measurement can give, such as an old file's nonsense."""
-        _refuse("a number of CPUs", CPU_COUNT, self.cpus)
-        _refuse("a throughput (iterations/s)", PER_SECOND, self.throughput)
-        _refuse("a throughput's spread", VARIATION, self.spread)
+        _refuse((("a number of CPUs", CPU_COUNT, self.cpus), *_of_throughput(self.throughput, self.spread)))
 
 
-def _refuse(name: str, bounds: Bounds, value: float) -> None:
-    if fault := bounds.fault(value):
-        raise SensitivityError(f"{name} {fault}")
+def _of_throughput(throughput: float, spread: float) -> tuple[Check, Check]:
+    return ("a throughput (iterations/s)", PER_SECOND, throughput), ("a throughput's spread", VARIATION, spread)
+
+
+def _refuse(checks: Iterable[Check], of: str = "") -> None:
+    if fault := first_fault(checks):
+        raise SensitivityError(of + fault)
 
 
 def combined(cpus: int, measured: Sequence[Measured]) -> Point:
@@ -253,14 +257,14 @@ class Dataset:
 
     def __post_init__(self) -> None:
         """Refuse figures that no dataset has."""
-        for name, bounds in (
-            ("dataset_gib", DATASET_GIB),
-            ("batch_mib", BATCH_MIB),
-            ("storage_mib_per_s", BANDWIDTH_MIB_PER_S),
-            ("overlap", SHARE),
-        ):
-            if fault := bounds.fault(getattr(self, name)):
-                raise SensitivityError(f"{name} {fault}")
+        _refuse(
+            (
+                ("dataset_gib", DATASET_GIB, self.dataset_gib),
+                ("batch_mib", BATCH_MIB, self.batch_mib),
+                ("storage_mib_per_s", BANDWIDTH_MIB_PER_S, self.storage_mib_per_s),
+                ("overlap", SHARE, self.overlap),
+            )
+        )
         if self.batch_mib > self.dataset_gib * MIB_PER_GIB:
             raise SensitivityError(
                 f"an iteration reads {self.batch_mib:g} MiB of a dataset of only {self.dataset_gib:g} GiB"
@@ -342,12 +346,8 @@ class SensitivityProfile:
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
-        for name, bounds, value in (
-            ("saturating_cpus", CPU_COUNT, self.cpu.saturating_cpus),
-            ("process_gib", HOST_MEM_GIB, self.process_gib or 0),
-        ):
-            if fault := bounds.fault(value):
-                raise SensitivityError(f"sensitivity of {self.name!r}: {name} {fault}")
+        cpus = ("saturating_cpus", CPU_COUNT, self.cpu.saturating_cpus)
+        _refuse((cpus, ("process_gib", HOST_MEM_GIB, self.process_gib or 0)), f"sensitivity of {self.name!r}: ")
 
     @property
     def demand(self) -> Demand:

@@ -15,12 +15,12 @@ from muri.profiler.records import (
     GPU_MEM_GIB,
     ITERATIONS,
     TIME_S,
-    Bounds,
     Document,
     ProfileDetail,
     ProfileError,
     ProfileKey,
     StageProfile,
+    first_fault,
 )
 from muri.profiler.store_file import JournalMode, StoreFile
 from muri.text import json_of
@@ -128,12 +128,10 @@ class Observation:
 
     def __post_init__(self) -> None:
         """Refuse figures that no job reports."""
-        checks: list[tuple[Bounds, float]] = [(ITERATIONS, self.iterations)]
-        checks += [(TIME_S, value) for value in self.stage_s]
-        checks += [(GPU_MEM_GIB, self.gpu_mem_gib)] if self.gpu_mem_gib is not None else []
-        for bounds, value in checks:
-            if fault := bounds.fault(value):
-                raise ProfileError(f"a report of job {self.job_id} {fault}")
+        name = f"a report of job {self.job_id}"
+        checks = [(name, ITERATIONS, self.iterations), (name, GPU_MEM_GIB, self.gpu_mem_gib or 0.0)]
+        if fault := first_fault([*checks, *((name, TIME_S, value) for value in self.stage_s)]):
+            raise ProfileError(fault)
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,10 @@ def journal_of(path: Path) -> JournalMode:
     forced = os.environ.get(JOURNAL_VARIABLE, "")
     if forced:
         if forced not in JOURNAL_MODES:
-            raise JournalChoiceError(JOURNAL_VARIABLE, forced, JOURNAL_MODES)
+            modes = ", ".join(JOURNAL_MODES)
+            raise JournalChoiceError(
+                f"{JOURNAL_VARIABLE} is {forced!r}; valid are: {modes}, or nothing for the choice by file system"
+            )
         return forced
     if is_network(file_system_of(path)):
         return "delete"

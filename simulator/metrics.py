@@ -101,14 +101,9 @@ def metrics_of(result: SimulationResult, first: int | None = None, last: int | N
     steady = (first, last) != (0, len(every))
     over_time = _mean_sample(result.samples, begin_s, records[-1].job.submit_s if steady else end_s)
     rho = _fairness(every, result.unfinished, result.cluster.gpu_count)[first:last]
-    figures = job_metrics(records)
     return Metrics(
-        jobs=figures.jobs,
-        avg_jct_s=figures.avg_jct_s,
-        median_jct_s=figures.median_jct_s,
-        p99_jct_s=figures.p99_jct_s,
+        **asdict(job_metrics(records)),
         makespan_s=end_s - begin_s,
-        queueing_delay_s=figures.queueing_delay_s,
         queue_length_mean=over_time.pending,
         blocking_index_mean=over_time.blocking_index,
         utilization=dict(zip(RESOURCES, over_time.utilization, strict=True)),

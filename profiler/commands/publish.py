@@ -4,9 +4,10 @@ A published profile is a copy, so a user who measures a model again changes noth
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
@@ -24,7 +25,7 @@ from muri.profiler.interference import FITS, PAIRS, Interference, computation_na
 from muri.profiler.lookup import Wanted, find_all, find_one
 from muri.profiler.records import Document, ProfileKey
 from muri.profiler.sensitivity import SENSITIVITIES
-from muri.profiler.store import ACCUMULATES, Author, ProfileStore, Stored
+from muri.profiler.store import ACCUMULATES, Author, ProfileStore
 
 FROM: Final = "published_from"
 """In the body of a published document: the user whose document it is a copy of."""
@@ -43,36 +44,6 @@ _NAMES: Final[tuple[tuple[str, Callable[[ProfileKey], str]], ...]] = (
 """The names under which documents of a kind are kept of a key; pairs have two keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """Which profiles are meant, and whether to ask."""
-
-    models: tuple[str, ...]
-    batch_size: int | None
-    gpu_count: int | None
-    gpu_type: str | None
-    all_matching: bool
-    yes: bool
-
-    def keys(self, known: Sequence[ProfileKey], user: str | None) -> tuple[ProfileKey, ...]:
-        """The keys that are meant, of those that are known.
-
-        Raises:
-            NoSuchProfileError: None of a model, or several without --all-matching.
-        """
-        wanted = [Wanted(model, self.batch_size, self.gpu_count, self.gpu_type, user) for model in self.models]
-        if self.all_matching:
-            return tuple(dict.fromkeys(key for each in wanted for key in find_all(known, each)))
-        return tuple(dict.fromkeys(find_one(known, each) for each in wanted))
-
-    def confirm(self, keys: Iterable[ProfileKey], verb: str, effect: str) -> None:
-        """Ask, unless --yes was given; a no ends the command with 1."""
-        names = "\n".join(f"  {key}" for key in keys)
-        if not self.yes and not click.confirm(f"{verb.capitalize()}\n{names}\n{effect}?", err=True):
-            click.echo(f"Nothing was {verb}ed.", err=True)
-            click.get_current_context().exit(1)
-
-
 @click.command("publish", short_help="Make users' profiles valid for all users, or take them back.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_model)
 @click.option("--withdraw", "take_back", is_flag=True, help="Take published profiles back.")
@@ -83,7 +54,10 @@ class _Request:
 @click.option("--all-matching", is_flag=True, help="All that match, not only one of each MODEL.")
 @click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 @store_option
-def publish_command(take_back: bool, user: str | None, store_path: Path | None, **which: Any) -> None:
+def publish_command(
+    models: tuple[str, ...], take_back: bool, store_path: Path | None, user: str | None, all_matching: bool, yes: bool,
+    **which: Any,
+) -> None:  # fmt: skip
     """Make the profiles of MODEL... valid for all users, with what else is known of these models.
 
     A job is planned with its user's own profile first, then with a published one of the same model,
@@ -97,37 +71,32 @@ def publish_command(take_back: bool, user: str | None, store_path: Path | None, 
       muri profile publish resnet18 bert --user alice --all-matching --yes
       muri profile publish resnet18 --withdraw
     """
-    request = _Request(**which)
     if take_back and user is not None:
         raise click.UsageError("--user says whose profile is published; published ones are of all users")
     with open_store(store_path, existing=True) as store:
         every = [item.key for item in store.list()]
-        if take_back:
-            keys = request.keys(every, "")
-            request.confirm(keys, "unpublish", "and their history")
-            withdraw(store, keys, author("withdraw"))
-            for key in keys:
-                click.echo(f"unpublished {key}")
-            return
-        own = [key for key in every if key.user]
-        for model in request.models:
-            if any(key.model == model for key in every) and not any(key.model == model for key in own):
+        known = every if take_back else [key for key in every if key.user]
+        for model in models:
+            if not take_back and model in {key.model for key in every} - {key.model for key in known}:
                 raise NoSuchProfileError(f"every profile of {model!r} is published already")
-        keys = request.keys(own, user)
-        request.confirm(keys, "publish", "for all users, in place of what is published of them")
-        publish(store, keys, author("publish"))
+        wanted = [Wanted(model, **which, user="" if take_back else user) for model in models]
+        found = [find_all(known, each) if all_matching else (find_one(known, each),) for each in wanted]
+        keys = tuple(dict.fromkeys(chain.from_iterable(found)))
+        verb = "unpublish" if take_back else "publish"
+        effect = "and their history" if take_back else "for all users, in place of what is published of them"
+        names = "\n".join(f"  {key}" for key in keys)
+        if not yes and not click.confirm(f"{verb.capitalize()}\n{names}\n{effect}?", err=True):
+            click.echo(f"Nothing was {verb}ed.", err=True)
+            click.get_current_context().exit(1)
+        if take_back:
+            withdraw(store, keys, author("withdraw"))
+        else:
+            publish(store, keys, author("publish"))
         for key in keys:
-            click.echo(f"published {key}")
+            click.echo(f"{verb}ed {key}")
 
 
-class Copy(NamedTuple):
-    """A document to be stored."""
-
-    kind: str
-    document: Document
-
-
-def publish(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> Stored:
+def publish(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> None:
     """Make profiles of users valid for all, with what else is known of them.
 
     Raises:
@@ -136,30 +105,29 @@ def publish(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> 
     """
     _refuse_repeats(keys)
     profiles = [found for key in keys if (found := store.get(key)) is not None]
-    stored = store.put_all((replace(each, key=each.key.published) for each in profiles), author)
+    store.put_all((replace(each, key=each.key.published) for each in profiles), author)
     copies = tuple(_copies(store, keys))
-    split = {each.document.name for each in copies if each.kind == ACCUMULATES}
+    split = {document.name for kind, document in copies if kind == ACCUMULATES}
     for key in keys:
         if str(key.published) not in split:  # declared by an earlier script of that name
             store.remove_document(ACCUMULATES, str(key.published))
     for kind, document in copies:
         store.put_document(kind, document)
-    return stored
 
 
-def withdraw(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> int:
+def withdraw(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> None:
     """Take published profiles back, with the documents that were published with them; users keep their own.
 
     Raises:
         StoreError: The store cannot be written.
     """
-    gone = sum(store.remove(key, author) for key in keys)
+    for key in keys:
+        store.remove(key, author)
     models = {profile.key.model for profile in store.list() if not profile.key.user}
     for kind in KINDS:
         for document in store.documents(kind):
             if FROM in document.body and any(_is_of(kind, document, key, models) for key in keys):
                 store.remove_document(kind, document.name)
-    return gone
 
 
 def _refuse_repeats(keys: Iterable[ProfileKey]) -> None:
@@ -172,8 +140,8 @@ def _refuse_repeats(keys: Iterable[ProfileKey]) -> None:
             )
 
 
-def _copies(store: ProfileStore, keys: Sequence[ProfileKey]) -> Iterator[Copy]:
-    """The documents of users' models, under their published names."""
+def _copies(store: ProfileStore, keys: Sequence[ProfileKey]) -> Iterator[tuple[str, Document]]:
+    """The documents of users' models under their published names, each with its kind."""
     for kind, name_of in _NAMES:
         owners = {name_of(key): key for key in keys}
         for document in store.documents(kind):
@@ -181,11 +149,11 @@ def _copies(store: ProfileStore, keys: Sequence[ProfileKey]) -> Iterator[Copy]:
             if key is not None:
                 about = {"key": asdict(key.published)} if kind == FEATURES else {}
                 published = Document(name_of(key.published), document.measured_at, {**document.body, **about})
-                yield Copy(kind, _marked(published, key.user))
+                yield kind, _marked(published, key.user)
     yield from _pairs(store, set(keys))
 
 
-def _pairs(store: ProfileStore, keys: set[ProfileKey]) -> Iterator[Copy]:
+def _pairs(store: ProfileStore, keys: set[ProfileKey]) -> Iterator[tuple[str, Document]]:
     """Pairs of these keys of which both sides are published by now."""
     public = {profile.key for profile in store.list() if not profile.key.user}
     for pair in known_pairs(store):
@@ -193,7 +161,7 @@ def _pairs(store: ProfileStore, keys: set[ProfileKey]) -> Iterator[Copy]:
         copy = replace(pair, a=a, b=b)
         if keys.intersection(pair.pair) and public.issuperset(copy.pair):
             users = " and ".join(sorted({key.user for key in pair.pair} - {""}))
-            yield Copy(PAIRS, _marked(to_document(copy), users))
+            yield PAIRS, _marked(to_document(copy), users)
 
 
 def _marked(document: Document, user: str) -> Document:

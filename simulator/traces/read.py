@@ -32,15 +32,20 @@ class TraceReading(NamedTuple):
     """Rows of jobs without GPUs or without an end, counted by reason."""
 
 
-def read_trace(
+def read_trace(path: Path, format_name: str | None = None, *, skip_bad_rows: bool = False) -> Trace:
+    """Read a trace; see `read_with_notes`."""
+    return read_with_notes(path, format_name, skip_bad_rows=skip_bad_rows).trace
+
+
+def read_with_notes(
     path: Path,
     format_name: str | None = None,
     *,
     skip_bad_rows: bool = False,
     seed: int = 0,
     profiles: Sequence[StageProfile] | None = None,
-) -> Trace:
-    """Read a trace.
+) -> TraceReading:
+    """Read a trace, and tell its format and the rows left out.
 
     Args:
         path: The file; "-" reads the standard input.
@@ -52,18 +57,6 @@ def read_trace(
     Raises:
         TraceError: The file cannot be read, is of another format, or has bad rows.
     """
-    return read_with_notes(path, format_name, skip_bad_rows=skip_bad_rows, seed=seed, profiles=profiles).trace
-
-
-def read_with_notes(
-    path: Path,
-    format_name: str | None = None,
-    *,
-    skip_bad_rows: bool = False,
-    seed: int = 0,
-    profiles: Sequence[StageProfile] | None = None,
-) -> TraceReading:
-    """Like `read_trace`, with the format and the rows left out."""
     wanted = None if format_name is None else find_format(format_name)
     assignment = assignment_of(profiles, seed)
     with open_source(_file_of(path)) as source:

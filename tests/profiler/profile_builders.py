@@ -22,6 +22,20 @@ def make_profile(model="resnet18", *, batch_size=64, gpu_count=1, gpu_type="gpu"
     return StageProfile(ProfileKey(model, batch_size, gpu_count, gpu_type, user), load_s, **(fields | changes))
 
 
+OLD_KEY = {"model": "resnet18", "batch_size": 64, "gpu_count": 1, "gpu_type": "gpu"}
+OLD_MEASUREMENT = OLD_KEY | {
+    "load_s": 0.12, "preprocess_s": 0.05, "propagate_s": 0.3, "synchronize_s": 0.001, "iteration_s": 0.48,
+    "gpu_mem_gib": 3.2, "iterations": 20, "measured_at": "2026-03-01T12:00:00Z", "source": "dry-run",
+}  # fmt: skip
+"""What `make_profile()` gives, as the columns of a store that knew no users."""
+
+
+def insert_old(connection, table, **values):
+    """A row of an older format, whose columns are told by name."""
+    marks = ", ".join("?" * len(values))
+    connection.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
+
+
 _seconds = st.floats(0, 86400)
 _names = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=20)
 

@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from profile_builders import make_profile
-from profile_commands import invoke, muri, use_own_store
+from profile_builders import make_profile, pair
+from profile_commands import invoke, muri
 
-from muri.profiler.interference import FITS, Interference, Side, by_pair, computation_name, find, known_pairs, put
+from muri.profiler.interference import FITS, by_pair, computation_name, find, known_pairs, put
 from muri.profiler.records import Document, ProfileKey
 from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Point, SensitivityProfile
 from muri.profiler.store import ACCUMULATES, ProfileStore
@@ -19,15 +19,10 @@ FIT = {"fixed_s": 0.1, "per_unit_s": 0.01, "r_squared": 1.0, "residual_s": 0.0, 
 
 
 @pytest.fixture
-def path(tmp_path, monkeypatch):
-    path = use_own_store(tmp_path, monkeypatch)
+def path(path):
     with ProfileStore(path) as store:
         store.put_all([ALICES, BOBS])
     return path
-
-
-def side(key: ProfileKey) -> Side:
-    return Side(key, 0.1, 0.2, 2.0, None, 0.9, 40)
 
 
 def names(path, kind):
@@ -119,7 +114,7 @@ def test_a_pair_is_published_with_the_second_of_its_models(path, capsys):
     other = make_profile("bert", user="alice")
     with ProfileStore(path) as store:
         store.put(other)
-        put(store, Interference(side(ALICES.key), side(other.key), 3, 1.0, ""))
+        put(store, pair(ALICES.key, other.key))
     muri(capsys, "publish", "resnet18", "--user", "alice", "--yes")
     assert len(names(path, "interference")) == 1
     muri(capsys, "publish", "bert", "--user", "alice", "--yes")
@@ -133,7 +128,7 @@ def test_a_pair_is_published_with_the_second_of_its_models(path, capsys):
 
 def test_a_pair_of_one_user_says_nothing_to_another():
     other = ProfileKey("bert", 64, 1, "gpu", "alice")
-    pairs = by_pair([Interference(side(ALICES.key), side(other), 3, 1.0, "")])
+    pairs = by_pair([pair(ALICES.key, other)])
     assert find(pairs, other, ALICES.key).a.key == other
     assert find(pairs, replace(other, user="bob"), BOBS.key) is None
     assert find(pairs, other.published, PUBLIC) is None

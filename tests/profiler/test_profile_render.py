@@ -4,11 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 from profile_builders import make_profile
-from profile_commands import use_own_store
+from profile_commands import invoke
 
-from muri.profiler.commands import profile
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import Author, ProfileStore
 
@@ -20,8 +18,7 @@ DETAIL = ProfileDetail(
 
 
 @pytest.fixture(autouse=True)
-def path(tmp_path, monkeypatch):
-    path = use_own_store(tmp_path, monkeypatch)
+def path(path):
     slow = make_profile("vgg16", gpu_count=2, iteration_s=0.9, load_s=0.6, gpu_mem_gib=8.0)
     with ProfileStore(path) as store:
         store.put_all(
@@ -37,14 +34,17 @@ def path(tmp_path, monkeypatch):
 
 
 def output_of(*arguments):
-    found = CliRunner().invoke(profile, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert max(len(line) for line in found.output.splitlines()) <= 80
-    return found.output
+    output = invoke(*arguments).output
+    assert max(len(line) for line in output.splitlines()) <= 80
+    return output
 
 
 def listed(*arguments):
-    document = json.loads(CliRunner().invoke(profile, ["list", "--json", *arguments], catch_exceptions=False).output)
-    return [item["model"] for item in document["profiles"]]
+    return [item["model"] for item in json.loads(invoke("list", "--json", *arguments).output)["profiles"]]
+
+
+def stale_mark(*arguments):
+    return json.loads(invoke("show", *arguments, "--json").output)["stale"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_show_has_all_that_was_measured():
 def test_show_says_what_is_stale_and_what_is_estimated():
     assert "STALE since 2026-03-02T12:00:00Z: load takes twice as long (ann)" in output_of("show", "vgg16")
     assert "(estimated, not measured)" in output_of("show", "gpt2")
-    assert json.loads(CliRunner().invoke(profile, ["show", "vgg16", "--json"]).output)["stale"]["since"]
+    assert stale_mark("vgg16")["since"] == "2026-03-02T12:00:00Z"
 
 
 def test_a_published_profile_says_whose_jobs_doubt_it(path):
@@ -114,12 +114,7 @@ def test_a_published_profile_says_whose_jobs_doubt_it(path):
         store.mark_stale(alices, "load took 3 times as long", Author("drift", "2026-03-02T12:00:00Z", "stale"))
         assert "! resnet18 of alice" in output_of("list")
         assert "(drift)" in output_of("show", "resnet18")
-    assert stale_mark("all")["who"] == "drift"
+    assert stale_mark("resnet18", "--user", "all")["who"] == "drift"
     with ProfileStore(path) as store:
         store.put(replace(published, key=alices))  # alice's jobs have been measured again
-    assert stale_mark("all") is stale_mark("alice") is None
-
-
-def stale_mark(user):
-    shown = CliRunner().invoke(profile, ["show", "resnet18", "--user", user, "--json"], catch_exceptions=False)
-    return json.loads(shown.output)["stale"]
+    assert stale_mark("resnet18", "--user", "all") is stale_mark("resnet18", "--user", "alice") is None

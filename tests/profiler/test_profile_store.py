@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profile_builders import make_profile, profiles
+from profile_builders import OLD_KEY, OLD_MEASUREMENT, insert_old, make_profile, profiles
 from virtual_clock import VirtualClock
 
 from muri.profiler import store as store_module
@@ -129,26 +129,28 @@ def test_a_change_of_journal_waits_for_those_who_have_the_file_open(path):
         assert 30.0 <= clock() < 30.01
 
 
+DAMAGED = r"is damaged .*Nothing was changed.*muri doctor .*--set-aside"
+A_TEXT = "is a text file, no profile store: --store takes the database that"
+
+
 @pytest.mark.parametrize(
-    "content", [b"\x00not a database at all, but long enough" * 200, b"SQLite format 3\x00" + b"\xff" * 5000]
+    ("content", "said"),
+    [
+        (b"\x00not a database at all, but long enough" * 200, DAMAGED),
+        (b"SQLite format 3\x00" + b"\xff" * 5000, DAMAGED),
+        ("policy: fifo  # γ\n".encode(), A_TEXT),
+        (b"{}", A_TEXT),
+        (("γ" * 4095).encode(), A_TEXT),
+    ],
+    ids=["no header", "a header alone", "muri.yaml", "JSON", "a text cut within a character"],
 )
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_damaged_file_is_named_and_left_as_it_is(path, content, read_only):
+def test_a_file_that_is_no_store_is_told_what_it_is_and_left_as_it_is(path, content, said, read_only):
     path.parent.mkdir()
     path.write_bytes(content)
-    with pytest.raises(CorruptStoreError, match=r"is damaged .*Nothing was changed.*muri doctor .*--set-aside"):
+    with pytest.raises(CorruptStoreError, match=said):
         ProfileStore(path, read_only=read_only).list()
     assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("text", ["policy: fifo  # γ\n", "{}", "γ" * 4095])
-@pytest.mark.parametrize("read_only", [False, True])
-def test_a_text_file_is_told_to_be_one(path, text, read_only):
-    path.parent.mkdir()
-    path.write_text(text)
-    with pytest.raises(CorruptStoreError, match="is a text file, no profile store: --store takes the database that"):
-        ProfileStore(path, read_only=read_only).list()
-    assert path.read_text() == text
 
 
 def test_an_empty_file_is_told_to_be_one_and_no_old_format(path):
@@ -311,39 +313,26 @@ def test_a_read_only_store_refuses_writes(path):
             store.remove(make_profile().key)
 
 
-def old_store(path):
-    """A store as version 2 of the format left it, whose rows have no user."""
+@pytest.fixture
+def of_format_2(path):
+    """A store whose rows have no user."""
     path.parent.mkdir()
-    key = ("resnet18", 64, 1, "gpu")
-    figures = (0.12, 0.05, 0.3, 0.001, 0.48, 3.2, 20, "2026-03-01T12:00:00Z", "dry-run", '{"cpu_cores": 2.0}')
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         for statement in (each for version in MIGRATIONS[:2] for each in version):
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("PRAGMA user_version = 2")
-        connection.execute(
-            "INSERT INTO measurement (model, batch_size, gpu_count, gpu_type, load_s, preprocess_s, propagate_s, "
-            "synchronize_s, iteration_s, gpu_mem_gib, iterations, measured_at, source, detail) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*key, *figures),
-        )
-        connection.execute("INSERT INTO stale VALUES (?, ?, ?, ?, 'since', 'drifted', 'drift')", key)
-        connection.execute(
-            "INSERT INTO observation (model, batch_size, gpu_count, gpu_type, observed_at, job_id, iterations, "
-            "stage_s) VALUES (?, ?, ?, ?, 'then', 7, 40, '[0.1, 0.1, 0.1, 0.1]')",
-            key,
-        )
-        connection.execute(
-            "INSERT INTO audit (at, who, action, model, batch_size, gpu_count, gpu_type, before, after) "
-            "VALUES ('then', 'root', 'edit', ?, ?, ?, ?, '{}', '{}')",
-            key,
-        )
-        connection.execute("INSERT INTO document VALUES ('reuse', 'jobs', 'then', '{\"count\": 3}')")
+        insert_old(connection, "measurement", **OLD_MEASUREMENT, detail='{"cpu_cores": 2.0}')
+        insert_old(connection, "stale", **OLD_KEY, since="since", reason="drifted", who="drift")
+        seen = {"observed_at": "then", "job_id": 7, "iterations": 40, "stage_s": "[0.1, 0.1, 0.1, 0.1]"}
+        insert_old(connection, "observation", **OLD_KEY, **seen)
+        insert_old(connection, "audit", **OLD_KEY, at="then", who="root", action="edit", before="{}", after="{}")
+        insert_old(connection, "document", kind="reuse", name="jobs", measured_at="then", body='{"count": 3}')
+    return path
 
 
-def test_what_an_older_version_stored_serves_all_users(path):
-    old_store(path)
-    key = ProfileKey("resnet18", 64, 1, "gpu")
+def test_what_an_older_version_stored_serves_all_users(of_format_2):
+    path, key = of_format_2, ProfileKey("resnet18", 64, 1, "gpu")
     with pytest.raises(StoreOutdatedError, match="Start the controller once"):
         ProfileStore(path, read_only=True)
     with ProfileStore(path) as store:

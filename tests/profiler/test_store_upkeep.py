@@ -1,5 +1,6 @@
 """Observations, stale marks, audit, older formats, ways of writing, and setting a damaged store aside."""
 
+import contextlib
 import sqlite3
 from collections import namedtuple
 from dataclasses import replace
@@ -7,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from profile_builders import make_profile
+from profile_builders import OLD_MEASUREMENT, insert_old, make_profile
 
 from muri.profiler import store_file
 from muri.profiler.errors import CorruptStoreError, StoreError, StoreVersionError
@@ -52,15 +53,10 @@ def observation(number, job_id=7):
 
 
 def test_a_store_of_format_1_keeps_its_profiles_also_where_its_migration_breaks_off(path, monkeypatch):
-    old = sqlite3.connect(path)
-    old.executescript(FORMAT_1)
-    rows = [("resnet18", 64, 1, "gpu", load_s, 0.05, 0.3, 0.001, 0.48, 3.2, 20, "2026-03-01T12:00:00Z", "dry-run")
-            for load_s in (0.1, 0.12)]  # fmt: skip
-    fields = "model, batch_size, gpu_count, gpu_type, load_s, preprocess_s, propagate_s, synchronize_s, iteration_s"
-    fields += ", gpu_mem_gib, iterations, measured_at, source"
-    old.executemany(f"INSERT INTO measurement ({fields}) VALUES ({', '.join('?' * 13)})", rows)
-    old.commit()
-    old.close()
+    with contextlib.closing(sqlite3.connect(path)) as old, old:
+        old.executescript(FORMAT_1)
+        for load_s in (0.1, 0.12):
+            insert_old(old, "measurement", **OLD_MEASUREMENT | {"load_s": load_s})
     broken = (store_file.MIGRATIONS[0], (*store_file.MIGRATIONS[1], "CREATE TABLE measurement (x)"))
     monkeypatch.setattr(store_file, "MIGRATIONS", broken)
     with pytest.raises(StoreError, match="already exists"):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from profile_builders import make_profile
-from profile_commands import use_own_store
 
 from muri.profiler.store import ProfileStore
 
@@ -16,8 +15,7 @@ NAMED_LIKE_A_PATH = "ann:/home/ann/runs:sbatch train.sh"
 
 
 @pytest.fixture(autouse=True)
-def path(tmp_path, monkeypatch):
-    path = use_own_store(tmp_path, monkeypatch)
+def path(path):
     with ProfileStore(path) as store:
         store.put_all(
             (

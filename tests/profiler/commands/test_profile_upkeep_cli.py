@@ -6,7 +6,7 @@ import pwd
 
 import pytest
 from profile_builders import make_profile
-from profile_commands import invoke, use_own_store
+from profile_commands import invoke
 
 from muri.profiler.commands.stored import user_name
 from muri.profiler.records import ProfileDetail
@@ -16,8 +16,7 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
 
 
 @pytest.fixture(autouse=True)
-def path(tmp_path, monkeypatch):
-    path = use_own_store(tmp_path, monkeypatch)
+def path(path):
     with ProfileStore(path) as store:
         store.put(make_profile("resnet18", detail=ProfileDetail(busy_s=(0.2, 0.1, 0.3, 0.0), cpu_cores=2.0)))
         store.put(make_profile("gpt2", gpu_type="a100"))

@@ -303,7 +303,7 @@ def test_a_site_assigns_its_own_profiles_and_a_jobs_name_may_be_its_model(tmp_pa
         f"{number}|a|COMPLETED|{number}|800||{tres.format(gpu_count)}|{name}"
         for number, (name, gpu_count) in enumerate(zip(names, gpu_counts, strict=True))
     ]
-    jobs = read_trace(write(tmp_path, "s.txt", sacct_output(*rows)), profiles=own).jobs
+    jobs = read_with_notes(write(tmp_path, "s.txt", sacct_output(*rows)), profiles=own).trace.jobs
     assert [jobs[0].key.model, jobs[1].key.model, jobs[3].key.model] == ["unet", "bert", "unet"]
     # bert was measured with four GPUs only; unet with eight at most
     assert [(job.key.gpu_count, job.iterations) for job in jobs if job.job_id != 2] == [(1, 800), (2, 200), (16, 400)]
