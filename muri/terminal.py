@@ -14,8 +14,8 @@ from muri.text import printable, printable_lines
 class PlainConsole(Console):
     """A console for tables: texts are neither markup nor emoji names, and control characters are shown."""
 
-    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
-        super().__init__(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+    def __init__(self, *, width: int | None = None) -> None:
+        super().__init__(width=width, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render; only Rich's own codes, such as colors, reach the terminal."""

@@ -491,20 +491,19 @@ def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
             yield prefix + name, field
 
 
-def render_config(config: Config, *, comments: bool = True) -> str:
+def render_config(config: Config) -> str:
     """Write a configuration as YAML, each key under its description."""
-    return "\n".join(_render_section(config, "", comments=comments)) + "\n"
+    return "\n".join(_render_section(config, "")) + "\n"
 
 
-def _render_section(section: Section, indent: str, *, comments: bool) -> list[str]:
+def _render_section(section: Section, indent: str) -> list[str]:
     lines: list[str] = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if comments:
-            lines.append(f"{indent}# {field.description}")
+        lines.append(f"{indent}# {field.description}")
         if isinstance(value, Section):
             lines.append(f"{indent}{name}:")
-            lines += _render_section(value, indent + "  ", comments=comments)
+            lines += _render_section(value, indent + "  ")
         else:
             plain = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
             text = yaml.safe_dump(plain, default_flow_style=True).removesuffix("\n...\n").strip()

@@ -12,7 +12,9 @@ from muri.errors import MuriError
 
 ROOT_UID: Final = 0
 
-_OTHERS_MAY: Final = 0o077
+OTHERS_MAY: Final = 0o077
+"""Permissions of users other than a file's owner, of any kind."""
+
 _OTHERS_WRITE: Final = 0o022
 
 _MOST_LINKS: Final = 40
@@ -31,6 +33,11 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+def only_its_owner_writes(facts: os.stat_result) -> bool:
+    """Whether a file's own facts are those of a directory into which no other user may write."""
+    return stat.S_ISDIR(facts.st_mode) and not facts.st_mode & _OTHERS_WRITE
+
+
 def make_private_directory(path: Path) -> None:
     """Make a directory that only its owner, this process's user, can enter; one that exists is tightened to 0700.
 
@@ -46,7 +53,7 @@ def make_private_directory(path: Path) -> None:
     try:
         facts = os.fstat(handle)
         _require_own(path, facts)
-        if facts.st_mode & _OTHERS_MAY:
+        if facts.st_mode & OTHERS_MAY:
             # A directory such as /tmp or /var/lib, named by mistake, must stay open to other users.
             with os.scandir(handle) as entries:
                 has_folders = any(entry.is_dir(follow_symlinks=False) for entry in entries)

@@ -42,15 +42,13 @@ from muri.slurm_plugin.controller.assemble import check_policy, profiles_path, r
 from muri.slurm_plugin.controller.loop import AnotherControllerError, only_one
 from muri.slurm_plugin.controller.status import CYCLES_MISSED, cycle_age_s
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
-from muri.slurm_plugin.private_files import user_name, why_unsafe
+from muri.slurm_plugin.private_files import OTHERS_MAY, only_its_owner_writes, user_name, why_unsafe
 from muri.slurm_plugin.records.journal import SCHEMA_VERSION
 from muri.text import printable, printable_lines
 
 _COLORS: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 _STATE: Final = "state directory"
 _WIDTH: Final = 80
-_OTHERS_MAY: Final = 0o077
-_OTHERS_WRITE: Final = 0o022
 _LEAST_FREE: Final = 50 * MIB
 _LITTLE_FREE: Final = GIB
 
@@ -223,7 +221,7 @@ def _judge_state_dir(path: Path, owner: str) -> Iterator[Finding]:
     if foreign := sorted(entry.name for entry in entries if entry.lstat().st_uid != 0):
         remedy = f"chown {owner} them: a controller that runs as {owner} cannot write them"
         yield warning(_STATE, f"not owned by {owner} like {path}: {', '.join(foreign)}", remedy)
-    if (mode := stat.S_IMODE(path.lstat().st_mode)) & _OTHERS_MAY:
+    if (mode := stat.S_IMODE(path.lstat().st_mode)) & OTHERS_MAY:
         remedy = f"chmod 700 {path}; the controller does so at its next start"
         yield warning(_STATE, f"others may enter {path} (mode {mode:04o})", remedy)
     if not os.access(path, os.W_OK | os.X_OK):
@@ -306,7 +304,7 @@ def judge_status_dir(facts: os.stat_result | None, path: Path) -> Finding:
     if facts is None:
         remedy = "nothing on other machines than the controller's; there, the next cycle as root makes it"
         return warning(name, f"there is no {path}: users see only what Slurm tells of jobs", remedy)
-    if not _only_its_owner_writes(facts):
+    if not only_its_owner_writes(facts):
         remedy = "remove it; the next cycle makes it, and writes none until then"
         return problem(name, f"{path} must be a directory writable only by the controller", remedy)
     return ok(name, f"{path}: a file for each user, readable by them alone")
@@ -318,14 +316,10 @@ def judge_run_dir(facts: os.stat_result | None, path: Path) -> Finding:
     if facts is None:
         remedy = "nothing, unless jobs run on this machine: there the SPANK plugin makes it at a job's start"
         return warning(name, f"there is no {path}: members meet in /tmp, where others can take a name", remedy)
-    if facts.st_uid != 0 or not _only_its_owner_writes(facts):
+    if facts.st_uid != 0 or not only_its_owner_writes(facts):
         remedy = "remove it: root makes it anew; jobs that run now go back to the queue"
         return problem(name, f"{path} must be a directory writable only by root", remedy)
     return ok(name, f"{path}, of root; the SPANK plugin makes one in it for each user with jobs")
-
-
-def _only_its_owner_writes(facts: os.stat_result) -> bool:
-    return stat.S_ISDIR(facts.st_mode) and not facts.st_mode & _OTHERS_WRITE
 
 
 def _space(path: Path) -> Finding:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from muri.files import write_atomically
 from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.private_files import ROOT_UID, user_name
+from muri.slurm_plugin.private_files import ROOT_UID, only_its_owner_writes, user_name
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import is_off_plan, job_use, member_report, promise_broken
 from muri.slurm_plugin.records.comment_tags import Planned
@@ -315,8 +314,6 @@ def notes_of(jobs: Sequence[PlanJob], plan: Plan) -> dict[int, str]:
 
 CYCLE_NAME: Final = "cycle.json"
 
-_OTHERS_WRITE: Final = 0o022
-
 
 def report(config: Config, status: Status, view: View) -> None:
     """Write a cycle's status for the controller's user, and each user's part for that user, as far as possible."""
@@ -342,7 +339,7 @@ def _publish(folder: Path, status: Status, lines: Mapping[int, str], view: View)
             path.mkdir()
             path.chmod(0o755)
     facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & _OTHERS_WRITE:
+    if facts.st_uid != os.geteuid() or not only_its_owner_writes(facts):
         raise NotADirectoryError(errno.ENOTDIR, "it must be a directory that only the controller may write")
     about = replace(status, errors=(), slurm_calls={})  # Slurm's refusals may quote any user
     own: dict[int, list[str]] = {}

@@ -53,15 +53,24 @@ def make_node(name: str, **changes: Any) -> Node:
     return replace(node, **changes)
 
 
-_HELD = {"held": True, "reason": "JobHeldUser"}
-_RELEASED = {"held": False, "reason": ""}
-
-
 class Killed(BaseException):
     """The process dies here: nothing after this line runs."""
 
 
 GPUS_REMOVABLE = GpuRemoval("fake", NOW_S, (TriedForm(PER_NODE, "gres/gpu:0"), TriedForm(TYPED, "gres/gpu:0")), "")
+
+
+def _call(name: str) -> Any:
+    """A call that tests see before and after, of what the method with this name behind an underscore does."""
+
+    def call(self: "FakeSlurm", *arguments: Any) -> Any:
+        self.before_call(name)
+        self.calls.append(name)
+        result = getattr(self, f"_{name}")(*arguments)
+        self.after_call(name)
+        return result
+
+    return call
 
 
 class FakeSlurm:
@@ -74,6 +83,8 @@ class FakeSlurm:
     """
 
     name = "fake"
+    split_tasks, submit, modify, cancel = map(_call, ("split_tasks", "submit", "modify", "cancel"))
+    hold, release, requeue, requeue_hold = map(_call, ("hold", "release", "requeue", "requeue_hold"))
 
     def __init__(self, jobs: list[Job], nodes: list[Node], *, gate_license: bool = False) -> None:
         self.gate_license = gate_license
@@ -105,13 +116,6 @@ class FakeSlurm:
             yield
         finally:
             setattr(self, f"{side}_call", lambda name: None)
-
-    def _called(self, name: str, act: Callable[[], Any]) -> Any:
-        self.before_call(name)
-        self.calls.append(name)
-        result = act()
-        self.after_call(name)
-        return result
 
     def _pending(self, job_id: int) -> Job:
         job = self.jobs.get(job_id)
@@ -147,19 +151,12 @@ class FakeSlurm:
     def tagged(self) -> Snapshot:
         return self.snapshot()
 
-    def read_now(self) -> Snapshot:
-        """Return a snapshot by whatever method a test has put in place."""
-        return self.snapshot()
-
-    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
-        self._called("split_tasks", lambda: self._split_tasks(job.job_id, tasks))
-
-    def _split_tasks(self, record: int, tasks: Sequence[int]) -> None:
+    def _split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
         for task in tasks:
             job_id, self._next_id = self._next_id, self._next_id + 1
-            left = [each for each in self._pending(record).array_tasks.split(",") if each != str(task)]
-            self.jobs[job_id] = replace(self.jobs[record], job_id=job_id, array_tasks=str(task))
-            self._update(record, array_tasks=",".join(left))
+            left = [each for each in self._pending(job.job_id).array_tasks.split(",") if each != str(task)]
+            self.jobs[job_id] = replace(self.jobs[job.job_id], job_id=job_id, array_tasks=str(task))
+            self._update(job.job_id, array_tasks=",".join(left))
 
     def extend_lease(self, end_s: float) -> None:
         if not self.gate_license:
@@ -168,9 +165,6 @@ class FakeSlurm:
 
     def end_lease(self) -> None:
         self.lease_end_s = 0.0
-
-    def submit(self, job: NewJob) -> int:
-        return int(self._called("submit", lambda: self._submit(job)))
 
     def _submit(self, job: NewJob) -> int:
         job_id, self._next_id = self._next_id, self._next_id + 1
@@ -183,27 +177,21 @@ class FakeSlurm:
         )
         return job_id
 
-    def modify(self, job_id: int, change: JobChange) -> None:
-        self._called("modify", lambda: self._modify(job_id, change))
-
     def _modify(self, job_id: int, change: JobChange) -> None:
         from muri_lab.twin.slurm import changed_fields, is_harmless
 
         job = self.jobs[job_id] if is_harmless(change) and self.jobs[job_id].state.is_active else self._pending(job_id)
         self.jobs[job_id] = replace(job, **changed_fields(job, change, self.now_s))
 
-    def hold(self, job_id: int) -> None:
-        self._called("hold", lambda: (self._pending(job_id), self._update(job_id, **_HELD)))
+    def _hold(self, job_id: int) -> None:
+        self.jobs[job_id] = replace(self._pending(job_id), held=True, reason="JobHeldUser")
 
-    def release(self, job_id: int) -> None:
-        self._called("release", lambda: (self._pending(job_id), self._update(job_id, **_RELEASED)))
+    def _release(self, job_id: int) -> None:
+        self.jobs[job_id] = replace(self._pending(job_id), held=False, reason="")
 
-    def requeue(self, job_id: int) -> None:
-        self._called("requeue", lambda: self._requeue(job_id))
-
-    def requeue_hold(self, job_id: int) -> None:
-        held = {"held": True, "reason": "job_requeued_in_held_state"}
-        self._called("requeue_hold", lambda: (self._requeue(job_id), self._update(job_id, **held)))
+    def _requeue_hold(self, job_id: int) -> None:
+        self._requeue(job_id)
+        self._update(job_id, held=True, reason="job_requeued_in_held_state")
 
     def _requeue(self, job_id: int) -> None:
         job = self.jobs[job_id]
@@ -215,8 +203,8 @@ class FakeSlurm:
             times = {"restart_count": job.restart_count + 1, "begin_s": begin_s, "submit_s": self.now_s}
         self._update(job_id, state=JobState.PENDING, nodes="", start_s=0.0, **times)
 
-    def cancel(self, job_id: int) -> None:
-        self._called("cancel", lambda: self.end(job_id, state=JobState.CANCELLED))
+    def _cancel(self, job_id: int) -> None:
+        self.end(job_id, state=JobState.CANCELLED)
 
     def gpus_in_use(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ()

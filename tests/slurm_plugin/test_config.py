@@ -60,7 +60,7 @@ def test_what_is_no_configuration_is_refused_and_every_problem_is_named(tmp_path
 
 def test_each_key_has_words_for_what_it_takes(tmp_path):
     """None of them is a list of mappings."""
-    lines = render_config(Config(), comments=False).splitlines()
+    lines = [line for line in render_config(Config()).splitlines() if "# " not in line]
     keys = [line.strip().partition(":")[0] for line in lines]
     for number, (line, key) in enumerate(zip(lines, keys, strict=True)):
         indent = line[: len(line) - len(line.lstrip())]

@@ -190,7 +190,7 @@ def _look(slurm: VirtualSlurm, folder: Path, outcome: Outcome) -> None:
 def _drain(slurm: VirtualSlurm, outcome: Outcome) -> None:
     """Do what `muri drain` does: no job is left that Muri keeps, but those that Slurm itself refuses to release."""
     try:
-        drained = drain(slurm, slurm.read_now)
+        drained = drain(slurm, slurm.tagged)
     except Exception as error:
         outcome.failures.append(f"the drain failed: {error!r}"[:300])
         return

@@ -67,7 +67,7 @@ def test_where_slurm_gives_no_job_ids_the_array_starts_as_a_whole(make_controlle
 def stood_back(make_controller) -> FakeSlurm:
     """A task of a nice user waits in Slurm's queue; three siblings of higher priority stand behind it."""
     slurm = FakeSlurm([replace(array("0,1,2,3"), nice=7)], one_gpu(), gate_license=True)
-    slurm._split_tasks(1, [0, 1, 2])
+    slurm._split_tasks(slurm.jobs[1], [0, 1, 2])
     first, *others = slurm.jobs.values()
     slurm.jobs[first.job_id] = replace(first, licenses="", priority=7000)
     slurm.jobs[99] = make_job(99, admin_comment="", user="bob", state=JobState.RUNNING, held=False, nodes="n1")

@@ -17,6 +17,7 @@ from fake_slurm import (
 
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.journal import EXCLUSION
@@ -102,6 +103,22 @@ def test_a_pilot_that_cannot_start_sets_its_members_free_first(make_controller):
         controller.cycle()
         assert slurm.calls.index("modify") < slurm.calls.index("cancel")
     assert all(slurm.jobs[i].gpu_count == 1 and not slurm.jobs[i].dependency for i in (1, 2, 3, 4))
+
+
+def test_a_lone_member_that_slurm_refuses_to_change_starts_plain_and_its_pilot_ends(make_controller, monkeypatch):
+    slurm = behind_lease(four_jobs()[:1], one_gpu())
+    modify = slurm._modify
+
+    def refuse(job_id, change):
+        if change.gpu_request == "gres/gpu:0":
+            raise GatewayError("cannot change job 1: Requested node configuration is not available")
+        modify(job_id, change)
+
+    monkeypatch.setattr(slurm, "_modify", refuse)
+    one_cycle(make_controller, slurm)
+    slurm.tick()
+    assert [pilot.state for pilot in pilots(slurm)] == [JobState.CANCELLED]
+    assert (slurm.jobs[1].state, slurm.jobs[1].gpu_count) == (JobState.RUNNING, 1)
 
 
 def test_what_the_journal_knows_of_jobs_that_are_gone_is_forgotten(make_controller):

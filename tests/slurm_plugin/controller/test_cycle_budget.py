@@ -6,7 +6,6 @@ from fake_slurm import NOW_S, FakeSlurm, behind_lease, four_jobs, make_job, make
 
 from muri.slurm_plugin.controller.loop import run_once
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import JobState
 
 
 class ReadingSlurm(FakeSlurm):
@@ -81,11 +80,3 @@ def test_a_cycle_that_starts_something_reads_the_jobs_once_more(make_controller)
     with make_controller(slurm) as controller:
         run_once(controller, 60.0, controller._stop)
     assert slurm.reads == {"snapshot": 1, "queue": 1}
-
-
-def test_all_start_once_in_the_end(make_controller):
-    slurm = behind_lease(four_jobs(), one_gpu())
-    with make_controller(slurm, tuning={"cycle_calls": 2}) as controller:
-        slurm.let_work(controller.cycle, (1, 2, 3, 4))
-    assert [slurm.jobs[number].state for number in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
-    assert [slurm.starts[number] for number in (1, 2, 3, 4)] == [1] * 4

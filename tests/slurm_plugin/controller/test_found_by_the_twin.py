@@ -11,6 +11,7 @@ from fake_slurm import (
     behind_lease,
     behind_licence,
     four_jobs,
+    group_at_work,
     make_node,
     one_cycle,
     one_gpu,
@@ -63,71 +64,65 @@ def test_a_journal_that_is_damaged_while_it_is_open_costs_no_cycle(make_controll
 @pytest.mark.parametrize("cut", [0.3, 0.9])
 def test_a_member_whose_comment_was_cut_off_gets_its_own_request_back(make_controller, cut):
     slurm = behind_lease(four_jobs(), one_gpu())
-    asked = dict(slurm.jobs)
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        pilot = pilots(slurm)[0]
-        members = members_of(slurm)
-        for number in members:
-            comment = slurm.jobs[number].admin_comment
-            slurm._update(number, admin_comment=comment[: int(cut * len(comment))])
-        slurm.end(pilot.job_id, state=JobState.CANCELLED)
-        controller.cycle()
+    one_cycle(make_controller, slurm)
+    members = members_of(slurm)
     for number in members:
-        assert slurm.jobs[number].gpu_request == asked[number].gpu_request
-        assert slurm.jobs[number].gpu_count == 1
-
-
-def test_a_member_that_nobody_knows_is_left_alone(make_controller):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    slurm._update(1, gpu_count=0, gpu_request="gres/gpu:0", held=False, reason="",
-                  admin_comment=f"muri:model=m1 {tags.STATE_PREFIX}damaged")  # fmt: skip
+        comment = slurm.jobs[number].admin_comment
+        slurm._update(number, admin_comment=comment[: int(cut * len(comment))])
+    slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
     one_cycle(make_controller, slurm)
-    assert slurm.jobs[1].gpu_request == "gres/gpu:0"
-    assert slurm.starts.get(1, 0) == 0
+    assert {(slurm.jobs[each].gpu_request, slurm.jobs[each].gpu_count) for each in members} == {("gres/gpu:1", 1)}
 
 
-def test_a_gate_whose_job_lost_its_tags_is_opened(make_controller):
-    slurm = FakeSlurm([replace(behind_licence(four_jobs()[0]), admin_comment="")], one_gpu(), gate_license=True)
+NO_GPUS = {"gpu_count": 0, "gpu_request": "gres/gpu:0", "held": False, "reason": "", "licenses": ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "after"),
+    [
+        pytest.param(
+            {**NO_GPUS, "admin_comment": f"muri:model=m1 {tags.STATE_PREFIX}damaged"}, {"gpu_request": "gres/gpu:0"},
+            id="a member that nobody knows is left alone",
+        ),
+        pytest.param({"admin_comment": ""}, {"licenses": ""}, id="a gate whose job lost its tags is opened"),
+        pytest.param(
+            {"held": True, "reason": "JobHeldUser", "admin_comment": "muri:model=m1"}, {"held": True},
+            id="a user's hold stays when its tags were cut off",
+        ),
+    ],
+)  # fmt: skip
+def test_of_a_job_with_damaged_tags(make_controller, changes, after):
+    slurm = FakeSlurm([replace(behind_licence(four_jobs()[0]), **changes)], one_gpu(), gate_license=True)
     one_cycle(make_controller, slurm)
-    assert slurm.jobs[1].licenses == ""
-
-
-def test_a_users_hold_stays_when_its_tags_were_cut_off(make_controller):
-    job = replace(behind_licence(four_jobs()[0]), held=True, reason="JobHeldUser", admin_comment="muri:model=m1")
-    slurm = FakeSlurm([job], one_gpu(), gate_license=True)
-    one_cycle(make_controller, slurm)
-    assert slurm.jobs[1].held
+    assert {name: getattr(slurm.jobs[1], name) for name in after} == after
+    assert slurm.starts == {}
 
 
 def test_a_restore_that_is_cut_off_before_the_release_is_finished_later(make_controller):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    slurm = group_at_work(make_controller)
+    member = members_of(slurm)[0]
+    slurm.requeue_hold(member)
+    slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
+
+    def no_answer(name):
+        if name == "release":
+            raise SlurmUnreachableError("Socket timed out")
+
+    slurm.before_call = no_answer
+    with pytest.raises(SlurmUnreachableError):
+        one_cycle(make_controller, slurm)
+    slurm.before_call = lambda name: None
+    assert slurm.jobs[member].held
+    for _ in range(3):
+        one_cycle(make_controller, slurm)
         slurm.tick()
-        member = members_of(slurm)[0]
-        slurm.requeue_hold(member)
-        slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
-
-        def no_answer(name):
-            if name == "release":
-                raise SlurmUnreachableError("Socket timed out")
-
-        slurm.before_call = no_answer
-        with pytest.raises(SlurmUnreachableError):
-            controller.cycle()
-        slurm.before_call = lambda name: None
-        assert slurm.jobs[member].held
-        for _ in range(3):
-            controller.cycle()
-            slurm.tick()
     assert not slurm.jobs[member].held
 
 
 def test_a_resumed_start_spares_a_job_whose_request_was_changed_meanwhile(make_controller):
     slurm = FakeSlurm(four_jobs(), [make_node("n1", gpu_count=1)])
-    with slurm.killing("after", 1), pytest.raises(Killed), make_controller(slurm) as controller:
-        controller.cycle()
+    with slurm.killing("after", 1), pytest.raises(Killed):
+        one_cycle(make_controller, slurm)
     assert pilots(slurm)
     slurm._update(2, time_limit_s=600)
     one_cycle(make_controller, slurm)
@@ -138,33 +133,25 @@ def test_a_resumed_start_spares_a_job_whose_request_was_changed_meanwhile(make_c
 
 @pytest.mark.parametrize("limit_s", [None, 7 * 3600])
 def test_a_member_that_returns_keeps_the_time_limit_that_an_administrator_gave_it(make_controller, limit_s):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    own_s = slurm.jobs[1].time_limit_s
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        slurm.tick()
-        member = members_of(slurm)[0]
-        assert slurm.jobs[member].time_limit_s > own_s
-        if limit_s is not None:
-            slurm._update(member, time_limit_s=limit_s)
-        slurm.requeue_hold(member)
-        slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
-        controller.cycle()
+    slurm = group_at_work(make_controller)
+    member, own_s = members_of(slurm)[0], four_jobs()[0].time_limit_s
+    assert slurm.jobs[member].time_limit_s > own_s
+    if limit_s is not None:
+        slurm._update(member, time_limit_s=limit_s)
+    slurm.requeue_hold(member)
+    slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
+    one_cycle(make_controller, slurm)
     assert slurm.jobs[member].gpu_count == 1
     assert slurm.jobs[member].time_limit_s == (limit_s or own_s)
 
 
 @pytest.mark.parametrize("limit_s", [0, 60, 9 * 3600])
 def test_a_pilot_outlives_a_member_that_an_administrator_gave_more_time(make_controller, limit_s):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        slurm.tick()
-        before_s = pilots(slurm)[0].time_limit_s
-        members = members_of(slurm)
-        assert before_s < 9 * 3600
-        slurm._update(members[0], time_limit_s=limit_s)
-        controller.cycle()
+    slurm = group_at_work(make_controller)
+    before_s, members = pilots(slurm)[0].time_limit_s, members_of(slurm)
+    assert before_s < 9 * 3600
+    slurm._update(members[0], time_limit_s=limit_s)
+    one_cycle(make_controller, slurm)
     assert pilots(slurm)[0].time_limit_s == {0: 0, 60: before_s, 9 * 3600: 9 * 3600 + 600}[limit_s]
     assert slurm.jobs[members[0]].time_limit_s == limit_s
 
@@ -237,8 +224,7 @@ def test_a_users_hold_stays_where_the_release_of_a_job_alone_was_not_noted(make_
     """The second word is that of a job which was put back before, as after an unanswered release."""
     job = replace(four_jobs()[0], admin_comment=f"muri:model=m1,batch-size=8 muri-gate:{word}", held=False, reason="")
     slurm = FakeSlurm([job], one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        slurm.hold(1)
-        controller.cycle()
+    one_cycle(make_controller, slurm)
+    slurm.hold(1)
+    one_cycle(make_controller, slurm)
     assert slurm.jobs[1].held

@@ -39,7 +39,7 @@ def watch(slurm: FakeSlurm, events: list[Callable[[], object]]) -> list[Drained]
             slurm.tick()
 
     thread = clock.start(happen)
-    passes = list(drain_until_over(slurm, slurm.read_now, clock))
+    passes = list(drain_until_over(slurm, slurm.tagged, clock))
     assert clock() == 5.0 * len(events)
     clock.finish(thread)
     return passes
@@ -144,7 +144,7 @@ def test_a_drain_ends_when_slurm_refuses_the_same_for_a_minute(monkeypatch):
 
     monkeypatch.setattr(slurm, "release", refuse)
     clock = VirtualClock()
-    passes = list(drain_until_over(slurm, slurm.read_now, clock))
+    passes = list(drain_until_over(slurm, slurm.tagged, clock))
     assert passes[0].released == (2,)
     assert not passes[-1].is_over
     assert "job 1: " in passes[-1].failed[0]
@@ -163,7 +163,7 @@ def test_a_lease_that_cannot_be_ended_is_told_as_are_the_jobs_that_it_keeps(monk
 
     monkeypatch.setattr(slurm, "_modify", refuse)
     monkeypatch.setattr(slurm, "end_lease", refuse)
-    drained = drain(slurm, slurm.read_now)
+    drained = drain(slurm, slurm.tagged)
     assert drained.released == (1,)
     assert [why.partition(":")[0] for why in drained.failed] == ["the reservation muri_gate", "job 2"]
 
@@ -174,6 +174,6 @@ def test_a_job_that_its_user_holds_gets_its_own_request_back_and_stays_held():
                    admin_comment=f"muri:alone=1 {tags.GIVEN_PREFIX}{given}")  # fmt: skip
     held = replace(behind_licence(job), held=True, reason="JobHeldUser", priority=0)
     slurm = FakeSlurm([held], one_gpu(), gate_license=True)
-    assert drain(slurm, slurm.read_now).restored == (1,)
+    assert drain(slurm, slurm.tagged).restored == (1,)
     left = slurm.jobs[1]
     assert (left.cpu_count, left.required_nodes, left.held) == (4, "", True)

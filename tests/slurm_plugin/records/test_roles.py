@@ -54,7 +54,7 @@ def test_a_job_whose_admin_comment_cannot_be_read_is_left_to_slurm(make_controll
     if leave == "cycle":
         one_cycle(make_controller, slurm, gate=kind)
     else:
-        drain(slurm, slurm.read_now)
+        drain(slurm, slurm.tagged)
     assert (slurm.jobs[1].held, slurm.jobs[1].licenses) == (False, "")
 
 
