@@ -54,6 +54,7 @@ logger = logging.getLogger("muri.launcher")
 
 CANCEL_GRACE_S: Final = 20.0
 _TRACKED: Final = "SigCgt:"
+_FILE: Final = struct.Struct("i")
 
 _KILLED: Final = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
@@ -422,11 +423,11 @@ class _MainChannel(_Channel):
     """The channel over which the process sends those of its threads."""
 
     def _receive(self) -> bytes:
-        message, files, _, _ = socket.recv_fds(
-            self._socket, process_gate.LARGEST_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-        )
-        for file in files:
-            self._owner.serve(_Channel(self._owner, socket.socket(fileno=file)))
+        # Not `recv_fds`, which takes no notice of its flags: what this process starts would hold the channel open.
+        space = socket.CMSG_LEN(_FILE.size)
+        message, files, _, _ = self._socket.recvmsg(process_gate.LARGEST_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+        for _, _, file in files:
+            self._owner.serve(_Channel(self._owner, socket.socket(fileno=_FILE.unpack(file)[0])))
         return message
 
 

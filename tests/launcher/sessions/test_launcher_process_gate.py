@@ -5,6 +5,7 @@ import mmap
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from operator import le
@@ -113,6 +114,15 @@ def test_each_thread_waits_for_itself_and_gives_back_what_it_held(make: Callable
     prefetch.join(DEADLINE_S)
     until(lambda: not one.holds(LOAD), "what the ended thread held")
     assert one.holds(GPU)
+
+
+def test_what_this_process_starts_does_not_hold_a_channel_open(make: Callable[[str], Member]) -> None:
+    def inherited() -> int:
+        return len(subprocess.check_output(["ls", "/proc/self/fd"], close_fds=False).split())
+
+    one, before = make("1"), inherited()
+    one.gate.acquire(GPU)
+    assert inherited() == before
 
 
 def test_exception_of_a_signal_handler_waits_for_the_answer_and_gives_it_back(make: Callable[[str], Member]) -> None:
