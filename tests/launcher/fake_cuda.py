@@ -7,7 +7,7 @@ when everything queued before it on its stream is; a stream that waits for an ev
 import threading
 from types import SimpleNamespace
 
-from muri.launcher.job.stage_clock import IterationRecord, StageClock
+from muri.launcher.job.stage_clock import Gate, IterationRecord, StageClock
 from muri.launcher.shared_process.gpu import Device, StreamPace
 from muri.profiler.records import STAGES
 
@@ -158,17 +158,7 @@ class GpuMember:
         self.clock.leave()
 
 
-class Granting:
+class Granting(Gate):
     """A gate that never lets anybody wait."""
 
     asks = True
-
-    def acquire(self, stage: int) -> float:
-        return 0.0
-
-    def release(self, stage: int) -> None: ...
-
-    def yield_point(self, stage: int) -> float:
-        return 0.0
-
-    def iteration_done(self, record: IterationRecord) -> None: ...

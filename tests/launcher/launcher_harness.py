@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,6 +32,8 @@ LOOP = """
     print("finished")
 """
 """A script of so many iterations as its first argument says."""
+
+MURI = (sys.executable, "-c", "from muri.cli import main; main()")
 
 Process = subprocess.Popen[bytes] | WarmProcess
 
@@ -87,11 +89,18 @@ class Launcher:
     def _serves(self, pid: int) -> bool:
         return self.status_path.exists() and self.status()["pid"] == pid
 
-    def member(self, job_id: str | None, *arguments: object, cwd: Path | None = None, **environment: str) -> Process:
-        """Start `muri run …` as the job would; its output goes to out() and err()."""
-        command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *map(str, arguments)]
+    def member(
+        self,
+        job_id: str | None,
+        *arguments: object,
+        command: Sequence[str] = (*MURI, "run"),
+        cwd: Path | None = None,
+        into: str | None = None,
+        **environment: str,
+    ) -> Process:
+        """Start `muri run …` as the job would; its output goes to out() and err() of the job, or of a name."""
         variables = self.environment | environment | ({"SLURM_JOB_ID": job_id} if job_id else {})
-        return self.start(job_id, command, variables, cwd)
+        return self.start(into or job_id, [*command, *arguments], variables, cwd)
 
     def ran(self, job_id: str | None, *arguments: object, code: int = 0, **environment: str) -> str:
         """Run `muri run …` as the job would until it ends with that exit code; returns all of its output."""
@@ -153,10 +162,15 @@ class Launcher:
             process.wait(timeout=DEADLINE_S)
 
 
+def short_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder whose path leaves room for a socket's name, unlike pytest's own."""
+    return tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp")
+
+
 @contextmanager
 def launcher_in(folder: Path) -> Iterator[Launcher]:
-    """A launcher with its files in a folder; socket paths must be short, so the run directory is elsewhere."""
-    with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as run_dir:
+    """A launcher with its files in a folder, but for its run directory."""
+    with short_folder() as run_dir:
         launcher = Launcher(folder, Path(run_dir))
         try:
             yield launcher

@@ -140,25 +140,18 @@ class RankedLauncher:
         port = str(free_port())
         processes = []
         for rank in range(self.world_size):
-            variables = self.launcher.environment | {"MURI_REQUEUE_WAIT_S": "0.1"} | environment
-            variables |= {"SLURM_JOB_ID": job_id, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)}
+            variables = {"MURI_REQUEUE_WAIT_S": "0.1"} | environment
+            variables |= {"SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)}
             variables |= {"SLURM_STEP_NUM_TASKS": str(self.world_size), "SLURM_STEP_NODELIST": "localhost"}
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_LOCALID": str(rank)}
             variables["ALONE"] = str(alone)
-            options = ["--no-attach"] if alone else []
-            command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *options]
-            command += map(str, (script or self.script, *arguments))
-            out, err = self.out_path(job_id, rank).open("ab"), self.out_path(job_id, rank, "err").open("ab")
-            processes.append(self.launcher.spawn(command, variables, stdout=out, stderr=err, cwd=self.launcher.folder))
+            words = (*["--no-attach"] * alone, script or self.script, *arguments)
+            processes.append(self.launcher.member(job_id, *words, into=f"{job_id}.r{rank}", **variables))
         return processes
-
-    def out_path(self, job_id: str, rank: int, kind: str = "out") -> Path:
-        """Where one task writes."""
-        return self.path(f"{job_id}.r{rank}.{kind}")
 
     def out(self, job_id: str, rank: int, kind: str = "out") -> str:
         """What one task has written."""
-        return self.out_path(job_id, rank, kind).read_text()
+        return self.launcher.path(f"{job_id}.r{rank}", kind).read_text()
 
     def exit_codes(self, processes: list[Process]) -> list[int]:
         """The exit codes of processes that should end by themselves; else fail with what every runtime is doing."""

@@ -47,7 +47,5 @@ def member(
     """`muri run` with a scheduler that notes its calls."""
     client = launcher.script(code.format(expected=expected, prefix=prefix), f"client-{job_id}.py")
     launcher.warm = launcher.warm and not before
-    environment = launcher.environment | MEMBER | {"SLURM_JOB_ID": job_id} | variables
-    out, err = launcher.path(job_id, "out").open("wb"), launcher.path(job_id, "err").open("wb")
-    command = [*before, sys.executable, str(client), *map(str, arguments)]
-    return launcher.spawn(command, environment, cwd=launcher.folder, stdout=out, stderr=err)
+    command = (*before, sys.executable, str(client))
+    return launcher.member(job_id, *arguments, command=command, **(MEMBER | variables))

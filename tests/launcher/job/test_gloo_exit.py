@@ -1,7 +1,8 @@
 """A script that leaves while gloo still works ends with its own exit code."""
 
 import subprocess
-import sys
+
+from launcher_harness import MURI
 
 LEAVES_AT_ONCE = """
 import sys, torch
@@ -15,9 +16,8 @@ TASK_OF_TWO = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID":
 
 
 def run_as_task_of_two(launcher, text):
-    muri = [sys.executable, "-c", "from muri.cli import main; main()", "run", str(launcher.script(text))]
-    environment = launcher.environment | TASK_OF_TWO
-    return subprocess.run(muri, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    command, environment = [*MURI, "run", launcher.script(text)], launcher.environment | TASK_OF_TWO
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
 
 
 def test_a_script_in_a_hurry_keeps_its_exit_code(launcher):

@@ -125,20 +125,18 @@ def test_member_without_runtime_is_requeued_and_never_run_here(launcher: Launche
     assert requeued(launcher) == [["101", "the runtime of the group of job 101 did not come within 0.5 s"]]
 
 
-def test_member_whose_run_dir_is_not_its_own_is_requeued_and_never_fails(launcher: Launcher) -> None:
+@pytest.mark.parametrize(
+    ("expected", "code", "out", "jobs"), [(True, 75, "", ["101"]), (False, 0, "ran\n", [])], ids=["member", "no member"]
+)
+def test_where_others_can_enter_the_run_dir_a_member_is_requeued_and_any_other_job_runs_alone(
+    launcher: Launcher, expected: bool, code: int, out: str, jobs: list[str]
+) -> None:
     launcher.run_dir.chmod(0o777)
-    assert ends(member(launcher, "101", launcher.script("print('ran')"))) == 75
+    assert ends(member(launcher, "101", launcher.script("print('ran')"), expected=expected)) == code
     launcher.run_dir.chmod(0o700)
-    assert [job for job, _ in requeued(launcher)] == ["101"]
+    assert [job for job, _ in requeued(launcher)] == jobs
     assert "chmod 700" in launcher.err("101")
-    assert launcher.out("101") == ""
-
-
-def test_job_in_no_group_runs_alone_whatever_lies_at_its_run_dir(launcher: Launcher) -> None:
-    launcher.run_dir.chmod(0o777)
-    assert ends(member(launcher, "101", launcher.script("print('ran')"), expected=False)) == 0
-    launcher.run_dir.chmod(0o700)
-    assert launcher.out("101") == "ran\n"
+    assert launcher.out("101") == out
 
 
 def test_only_a_job_that_asked_for_muri_and_sees_no_gpu_may_be_a_member() -> None:

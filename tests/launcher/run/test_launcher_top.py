@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher_harness import LOOP, Launcher, ends
+from launcher_harness import LOOP, MURI, Launcher, ends
 from polling import DEADLINE_S, until
 from rich.console import Console
 
 from muri.launcher.run import top
 from muri.launcher.run.top import Found, GroupView, NoGroupError, find_groups, read_group, render, sort_members
-
-MURI = [sys.executable, "-c", "from muri.cli import main; main()"]
 
 
 def member(**changes: Any) -> dict[str, Any]:

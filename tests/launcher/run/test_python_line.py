@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from launcher_harness import Launcher
+from launcher_harness import MURI, Launcher
 from polling import DEADLINE_S
 
 from muri.launcher.run.command import PythonLine, TargetError, _AsPython, read_line, run
@@ -46,9 +46,6 @@ def ran(command: list[str], launcher: Launcher, words: list[str], **variables: s
     return done.stdout, errors, done.returncode
 
 
-MURI = [sys.executable, "-c", "from muri.cli import main; main()", "run"]
-
-
 @pytest.fixture
 def scripts(launcher: Launcher) -> Launcher:
     """A script and the same as a module."""
@@ -63,10 +60,10 @@ def test_a_line_means_what_it_means_to_python(scripts: Launcher, words: list[str
     plain = ran([sys.executable], scripts, words)
     assert plain[2] == 1, plain
     assert "ZeroDivisionError" in plain[1][-1]
-    assert ran(MURI, scripts, words) == plain
-    assert ran(MURI, scripts, ["python", *words], MURI_PYTHON=sys.executable) == plain
-    assert ran(MURI, scripts, [sys.executable, *words]) == plain
-    assert ran(MURI, scripts, words, **{ITERATION_LOG_VARIABLE: "/dev/null"}) == plain, "under the runner"
+    assert ran([*MURI, "run"], scripts, words) == plain
+    assert ran([*MURI, "run"], scripts, ["python", *words], MURI_PYTHON=sys.executable) == plain
+    assert ran([*MURI, "run"], scripts, [sys.executable, *words]) == plain
+    assert ran([*MURI, "run"], scripts, words, **{ITERATION_LOG_VARIABLE: "/dev/null"}) == plain, "under the runner"
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -74,7 +71,7 @@ def test_in_a_group_too(scripts: Launcher, isolation: str) -> None:
     """A thread cannot have options of its own, so such a script has its own process there."""
     scripts.runtime("101", options=("--isolation", isolation))
     for words in WORDS:
-        assert ran(MURI, scripts, words, SLURM_JOB_ID="101") == ran([sys.executable], scripts, words)
+        assert ran([*MURI, "run"], scripts, words, SLURM_JOB_ID="101") == ran([sys.executable], scripts, words)
 
 
 def console_script(path: Path, shebang: str, *more: str) -> None:
@@ -96,7 +93,7 @@ def test_a_python_program_of_path_runs_under_its_own_python(launcher: Launcher, 
     (launcher.folder / "direct").mkdir()
     path = {"PATH": f"{programs}:{os.environ['PATH']}"}
     for name in ("direct", "options", "by-env", "long-path"):
-        said = ran(MURI, launcher, [name, "--nproc", "2"], **path)
+        said = ran([*MURI, "run"], launcher, [name, "--nproc", "2"], **path)
         assert said == ran([str(programs / name)], launcher, ["--nproc", "2"], **path)
         assert said[2] == 0
 
@@ -143,6 +140,6 @@ def test_own_options_stand_before_the_program() -> None:
 
 def test_a_trace_to_nowhere_is_refused_before_the_script_starts(launcher: Launcher) -> None:
     launcher.script("print('started')")
-    said = ran(MURI, launcher, ["--trace", "/nodir/t.json", "train.py"])
+    said = ran([*MURI, "run"], launcher, ["--trace", "/nodir/t.json", "train.py"])
     assert said == ("", ["muri: cannot write the trace /nodir/t.json: there is not a directory /nodir"], 2)
-    assert ran(MURI, launcher, ["train.py"], MURI_TRACE=str(launcher.folder / "train.py" / "t"))[0] == ""
+    assert ran([*MURI, "run"], launcher, ["train.py"], MURI_TRACE=str(launcher.folder / "train.py" / "t"))[0] == ""

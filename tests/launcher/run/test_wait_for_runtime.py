@@ -3,11 +3,11 @@
 import contextlib
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from launcher_harness import short_folder
 from virtual_clock import VirtualClock
 
 from muri.group_spec import MemberSpec, Place
@@ -32,8 +32,7 @@ class Scheduler(Membership):
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    """Socket paths must be short, so the directory is not below pytest's own."""
-    with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as folder:
+    with short_folder() as folder:
         yield Path(folder)
 
 

@@ -144,9 +144,8 @@ main()
 
 def test_a_signal_that_the_job_ignores_or_blocks_does_not_reach_its_thread(launcher: Launcher) -> None:
     launcher.threads("101")
-    command = [sys.executable, "-c", DEAF, "run", str(launcher.script(HANDLES.replace("STAGE", "open('/dev/null')")))]
-    out = launcher.path("101", "out").open("ab")
-    member = launcher.spawn(command, launcher.environment | {"SLURM_JOB_ID": "101"}, stdout=out)
+    script = launcher.script(HANDLES.replace("STAGE", "open('/dev/null')"))
+    member = launcher.member("101", script, command=(sys.executable, "-c", DEAF, "run"))
     launcher.says("101")
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
         member.send_signal(number)

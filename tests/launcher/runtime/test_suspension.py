@@ -1,6 +1,7 @@
 """Members whose jobs are suspended: Slurm stops only `muri run`, and the training stops with it."""
 
 import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -180,36 +181,18 @@ def test_an_iteration_with_a_pause_counts_but_tells_no_times() -> None:
     assert [record.iteration_s for record in clock.recent] == [record.iteration_s for record in told] == [1.0, 1.0]
 
 
-class Session:
+def a_session() -> SimpleNamespace:
     """A session that notes its calls."""
-
-    member = "101"
-    paused = False
-    client_pid = 7
-
-    def __init__(self) -> None:
-        self.clock, self.told = StageClock(), list[str]()
-
-    def roots(self):
-        return Roots()
-
-    @property
-    def ended(self):
-        return self
-
-    def is_set(self) -> bool:
-        return False
-
-    def stop(self) -> None:
-        self.told.append("stop")
-
-    def go_on(self) -> None:
-        self.told.append("go on")
+    told: list[str] = []
+    return SimpleNamespace(
+        member="101", paused=False, client_pid=7, clock=StageClock(), roots=Roots, ended=threading.Event(), told=told,
+        stop=lambda: told.append("stop"), go_on=lambda: told.append("go on"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("pauses_at", "told"), [({0, 1, 2, 3}, ["stop", "stop", "go on"]), ({3}, ["go on"])])
 def test_a_process_is_stopped_where_its_ranks_do_not_wait_for_it(pauses_at: set[int], told: list[str]) -> None:
-    session, states = Session(), iter([False, True, True, False, False])
+    session, states = a_session(), iter([False, True, True, False, False])
     arbiter = PausingArbiter(FairArbiter(), frozenset(pauses_at))
     arbiter.join("101")
     watch = SuspensionWatch(lambda: [session], arbiter, lambda _pid: next(states))
@@ -220,7 +203,7 @@ def test_a_process_is_stopped_where_its_ranks_do_not_wait_for_it(pauses_at: set[
 
 
 def test_who_cannot_be_seen_or_has_to_end_is_not_paused() -> None:
-    session = Session()
+    session = a_session()
     watch = SuspensionWatch(lambda: [session], PausingArbiter(FairArbiter()), lambda _pid: True)
     session.client_pid = 0
     watch.check()
@@ -257,7 +240,7 @@ def test_a_frozen_control_group_is_seen(tmp_path: Path, line: str, file: str, te
 def test_the_time_of_a_pause_is_no_slowness(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr(member_table, "time", SimpleNamespace(monotonic=lambda: now_s))
-    session = Session()
+    session = a_session()
     session.isolation, session.checkpointed, session.exit_code = "thread", False, None
     session.clock.recent.append(IterationRecord(0.1, (0.1,) * 4, (0.0,) * 4))
     member = Member(MemberSpec("1"), session=session, state="running")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from launcher_harness import LOOP, Launcher, ends, gone
+from launcher_harness import LOOP, MURI, Launcher, ends, gone
 from polling import until
 
 OWN = {"MURI_ISOLATION": "process"}
@@ -53,10 +53,9 @@ def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:
     launcher.runtime("101")
     environment = launcher.environment | OWN | {"SLURM_JOB_ID": "101", "FAVOURITE": "grün"}
     arguments = ["own/see.py", "--lr", "0.1"]
-    run = [sys.executable, "-c", "from muri.cli import main; main()", "run", *arguments]
     options = {"cwd": folder.parent, "env": environment, "input": b"fed", "capture_output": True, "umask": 0o027}
     batch_script = ["/bin/sh", "-c", 'ulimit -Sn 777; ulimit -s 4096; ulimit -c 0; exec nice -n 5 "$@"', "sh"]
-    commands = ([*batch_script, *run], [*batch_script, sys.executable, *arguments])
+    commands = ([*batch_script, *MURI, "run", *arguments], [*batch_script, sys.executable, *arguments])
     shared, plain = (subprocess.run(command, check=True, **options) for command in commands)
     assert shared.stdout == plain.stdout
     assert json.loads(plain.stdout.splitlines()[0])[4] == 0o027

@@ -6,13 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher, ends, gone
+from launcher_harness import Launcher, ends, gone, short_folder
 from polling import until
 
 from muri.errors import UsageError
@@ -67,11 +66,6 @@ def pids(launcher: Launcher, job: str) -> tuple[int, int]:
     """Of a script that has started, and of its supervisor."""
     _, script, supervisor = launcher.says(job).split()
     return int(script), int(supervisor)
-
-
-def short_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder whose path leaves room for a socket's name."""
-    return tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp")
 
 
 @pytest.fixture
