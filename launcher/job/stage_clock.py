@@ -196,7 +196,6 @@ class StageClock:
         self,
         gate: Gate | None = None,
         on_interval: IntervalListener | None = None,
-        on_iteration: IterationListener | None = None,
         now: Callable[[], float] = time.perf_counter,
         cpu_now: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -221,7 +220,6 @@ class StageClock:
         self._alone = gate is None
         self._gate = gate or Gate()
         self._on_interval = on_interval
-        self._on_iteration = on_iteration
         self.now = now
         self._cpu_now = cpu_now
         self._gap = _Gap()
@@ -442,8 +440,6 @@ class StageClock:
         self._iteration_start_s = None
         if self.count(record):
             self._gate.iteration_done(record)
-            if self._on_iteration is not None:
-                self._on_iteration(record)
         if self.at_boundary:
             self._call_at_boundary()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from muri.launcher.job.environment import task_of
-from muri.launcher.job.stage_clock import STAGE_COUNT, FreePace, Gate, IntervalListener, StageClock, TurnsPace
+from muri.launcher.job.stage_clock import STAGE_COUNT, FreePace, IntervalListener, StageClock, TurnsPace
 from muri.launcher.process_gate import gate_from_environment
 from muri.launcher.script.trace import open_trace
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
@@ -88,11 +88,10 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
         on_interval = gate.interval
     elif environment.get(TRACE_VARIABLE) and task_of(environment)[0] == 0:
         on_interval = _solo_trace(Path(environment[TRACE_VARIABLE]), environment)
+    clock = StageClock(gate, on_interval)
     request = DryRunRequest.from_environment(environment)
     if request is not None and task_of(environment)[0] == 0:
-        clock = _measured(request, gate, on_interval)
-    else:
-        clock = StageClock(gate, on_interval=on_interval)
+        _measure(clock, request)
     if not measures_stages(environment):
         clock.gpu = FreePace() if gate is None else TurnsPace(gate)
     if gate is not None and task_of(environment)[0] == 0:
@@ -128,16 +127,13 @@ def summary(clock: StageClock) -> str:
     return "\n".join(lines)
 
 
-def _measured(request: DryRunRequest, gate: Gate | None, on_interval: IntervalListener | None) -> StageClock:
-    """A clock that a dry run listens to."""
+def _measure(clock: StageClock, request: DryRunRequest) -> None:
+    """Let a dry run listen to the clock."""
     from muri.launcher.script.script_facts import DryRunRecorder
 
     recorder, pid = DryRunRecorder(request), os.getpid()
     atexit.register(lambda: recorder.finish() if os.getpid() == pid else None)
-    clock = StageClock(gate, on_interval=on_interval, on_iteration=recorder.add)
-    clock.on_hold = recorder.hold
-    clock.on_prefetch_depth = recorder.works_ahead
-    return clock
+    clock.on_record, clock.on_hold, clock.on_prefetch_depth = recorder.add, recorder.hold, recorder.works_ahead
 
 
 def _solo_trace(path: Path, environment: Mapping[str, str]) -> IntervalListener:

@@ -144,7 +144,8 @@ class GpuMember:
         self.cuda = cuda
         self.records: list[IterationRecord] = []
         self.pace = StreamPace(device, name)
-        self.clock = StageClock(Granting(), on_iteration=self.records.append, now=lambda: cuda.now_s)
+        self.clock = StageClock(Granting(), now=lambda: cuda.now_s)
+        self.clock.on_record = self.records.append
         self.clock.gpu = self.pace
 
     def iterate(self, kernel_s: float, pieces: int = 1) -> None:

@@ -10,7 +10,6 @@ from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 
 GPU, NETWORK = 2, 3
-NOTHING = (0.0,) * 4
 DISCIPLINES = ["auto", "fair", "lockstep", "plain"]
 
 

@@ -168,7 +168,8 @@ def test_all_ranks_of_a_suspended_member_pause_and_the_others_go_on(launcher: La
 def test_an_iteration_with_a_pause_counts_but_tells_no_times() -> None:
     now_s = 0.0
     told: list[IterationRecord] = []
-    clock = StageClock(on_iteration=told.append, now=lambda: now_s)
+    clock = StageClock(now=lambda: now_s)
+    clock.on_record = told.append
     clock.ask_batch()
     now_s = 1.0
     clock.ask_batch()
