@@ -270,7 +270,7 @@ class ManyRanks(OneRank):
         return [int(value) for value in tensor]
 
 
-def agreement(environment: Mapping[str, str] = os.environ) -> OneRank:
+def agreement() -> OneRank:
     """Return how this script's ranks agree.
 
     Raises:
@@ -279,7 +279,7 @@ def agreement(environment: Mapping[str, str] = os.environ) -> OneRank:
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return ManyRanks(distributed) if distributed.get_world_size() > 1 else OneRank()
-    size = environment.get("WORLD_SIZE", "1")
+    size = os.environ.get("WORLD_SIZE", "1")
     if size.isdecimal() and int(size) > 1:
         raise UsageError(
             f"this script has {size} ranks (WORLD_SIZE) that are not connected yet; call muri.checkpoint after "

@@ -39,21 +39,21 @@ _STEP_HOOK: Final = "optimizer step"
 MAX_GRADIENT_HOOKS: Final = 64
 """At how many of an optimizer's parameters, evenly spread, backward offers to yield."""
 
+_plain_call: Final = torch.nn.Module.__call__
+
 
 def install() -> None:
     """Patch PyTorch."""
-    plain_call = torch.nn.Module.__call__
     _install_forward()
     _install_backward()
     _install_step()
     leave_alone(globals(), begin_propagate, end_propagate, offer_to_yield)
     leave_alone(globals(), _begin_waiting, _end_waiting, _after_step, _note_optimizer)
     pass_over(_gradient_done)
-    unless_hidden(functools.partial(replace, torch.nn.Module, "__call__", plain_call))
 
 
 def _install_forward() -> None:
-    plain = torch.nn.Module.__call__
+    plain = _plain_call
 
     # A patched call costs a third of a global forward pre-hook, which takes every module off its fast path.
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -237,7 +237,6 @@ is_compiling: Final[Callable[[], bool]] = _tells_compiling or bool
 _passed_over: Final[list[Any]] = []
 _methods_passed_over: Final[list[tuple[Any, str]]] = []
 _left_alone: Final[list[tuple[dict[str, Any], str]]] = []
-_fallbacks: Final[list[Callable[[], None]]] = []
 _lock: Final = threading.Lock()
 
 
@@ -254,11 +253,6 @@ def pass_over_method(place: Any, name: str) -> None:
 def leave_alone(namespace: dict[str, Any], *functions: Callable[..., Any]) -> None:
     """Keep the compiler out of functions and of all that they call, by other ones under their names in a namespace."""
     _left_alone.extend((namespace, function.__name__) for function in functions)
-
-
-def unless_hidden(restore: Callable[[], None]) -> None:
-    """Call this where hooks cannot be hidden, before the script first compiles something."""
-    _fallbacks.append(restore)
 
 
 def hide_from_compiler() -> None:
@@ -288,8 +282,7 @@ def _await_first_use(compiler: ModuleType) -> None:
 def _hide(compiler: ModuleType) -> None:
     skip = getattr(compiler.eval_frame, "skip_code", None)
     if _tells_compiling is None or skip is None:
-        for restore in _fallbacks:
-            restore()
+        replace(torch.nn.Module, "__call__", _plain_call)
         return
     for hook in [*_passed_over, *(getattr(place, name) for place, name in _methods_passed_over)]:
         skip(hook.__code__)

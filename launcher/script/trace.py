@@ -95,12 +95,11 @@ class Trace(ABC):
         UsageError: The file cannot be written.
     """
 
-    def __init__(self, path: Path, largest_bytes: int = LARGEST_TRACE_BYTES) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.dropped = 0  # events lost because `flush` was not called or the file grew too large
         self._pending: deque[Stretch | IterationMark] = deque()
         self._lock = threading.Lock()
-        self._largest_bytes = largest_bytes
         self._written_bytes = 0
         self._epoch_offset_s = time.time() - time.perf_counter()
         try:
@@ -156,7 +155,7 @@ class Trace(ABC):
             return
         if parts:
             self._write("".join(parts))
-        if self._written_bytes > self._largest_bytes and not self._file.closed:
+        if self._written_bytes > LARGEST_TRACE_BYTES and not self._file.closed:
             self._write(self._ending())
             self._file.close()
             logger.warning("the trace %s ends here: it has reached %d MiB", self.path, self._written_bytes >> 20)
@@ -215,10 +214,8 @@ class ChromeTrace(Trace):
     trace has tracks for resources: in a group each has one holder at a time.
     """
 
-    def __init__(
-        self, path: Path, group: str, *, shared: bool = True, largest_bytes: int = LARGEST_TRACE_BYTES
-    ) -> None:
-        super().__init__(path, largest_bytes)
+    def __init__(self, path: Path, group: str, *, shared: bool = True) -> None:
+        super().__init__(path)
         self._shared = shared
         self._pid = os.getpid()
         self._tracks: dict[tuple[str, str, int], int] = {}

@@ -223,14 +223,13 @@ def _own_manager() -> logging.Manager:
 
 
 _managers: PerSession[logging.Manager] = PerSession(_own_manager)
-_disabled: PerSession[dict[str, int]] = PerSession(dict)
 
 
 def _disable_property() -> property:
     def get(manager: logging.Manager) -> int:
         session = current_session()
         own = manager.__dict__.get("_disable", 0)
-        return int(own if session is None else _disabled.of(session).get("level", 0))
+        return int(own if session is None else _values.of(session).get("logging.disable", 0))
 
     def put(manager: logging.Manager, value: Any) -> None:
         session = current_session()
@@ -238,7 +237,7 @@ def _disable_property() -> property:
         if session is None:
             manager.__dict__["_disable"] = level
         else:
-            _disabled.of(session)["level"] = level
+            _values.of(session)["logging.disable"] = level
 
     return property(get, put)
 

@@ -95,11 +95,11 @@ class Interruption:
             self._held_back = before
             raise
 
-    def let_through(self, now: bool) -> None:
-        """End what `hold_back` began; raise what was held back `now`, or leave that to the next safe point."""
+    def let_through(self) -> None:
+        """End what `hold_back` began, and raise what was held back."""
         if self._interruptible:
             self._held_back -= 1
-            if now and self.allowed and not self._held_back:
+            if self.allowed and not self._held_back:
                 self.safe_point()
 
     @property

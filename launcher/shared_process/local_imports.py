@@ -122,7 +122,7 @@ class LocalModules:
         try:
             self._exchange(owner, top)
         finally:
-            session.let_through(True)
+            session.let_through()
 
     def _exchange(self, owner: SessionState | None, top: str) -> None:
         self._kept_of(self._active.get(top))[top] = _take(top)
@@ -272,7 +272,7 @@ def install_import_turns(modules: LocalModules) -> None:
         try:
             return in_turn(session, name, import_)
         finally:
-            session.let_through(True)
+            session.let_through()
 
     def in_turn(who: object, name: str, import_: Callable[..., Any]) -> Any:
         got = turns.take(who)

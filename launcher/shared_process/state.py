@@ -47,9 +47,9 @@ class SessionState:
     leave: Callable[[int], None] = lambda _code: None  # ends it at once, as `os._exit` a process; does not return
     refuse: Callable[[str], None] = lambda _danger: None  # gives it up, not fit for a thread; does not return
     # No signal interrupts the session's own thread while it changes what members share; calls nest. `let_through` ends
-    # that, and raises what was held back if it is told to.
+    # that, and raises what was held back.
     hold_back: Callable[[], None] = lambda: None
-    let_through: Callable[[bool], None] = lambda _now: None
+    let_through: Callable[[], None] = lambda: None
     belongings: dict[Any, Any] = field(default_factory=dict)  # kept by `PerSession`; dropped with the session
 
 

@@ -202,7 +202,7 @@ class Flags:
                 self._apply(present, self._own.of(session))
                 self._holder = session
             finally:
-                session.let_through(True)
+                session.let_through()
 
     def forget(self, session: SessionState) -> None:
         """Drop the values of a session that ended."""
@@ -270,9 +270,6 @@ def _patch_anomaly(torch: Any) -> None:
     torch.is_anomaly_check_nan_enabled = lambda: get()[1]
 
 
-_counts: PerSession[dict[str, int]] = PerSession(dict)
-
-
 def _mkl_local_setter(torch: Any) -> Callable[[int], Any]:
     """Return a function that sets MKL's number of threads for the calling thread only; without MKL it does nothing."""
     try:
@@ -297,7 +294,7 @@ def patch_thread_counts(torch: Any) -> None:
     set_mkl_local = _mkl_local_setter(torch)
 
     def apply(session: SessionState) -> None:
-        own = _counts.of(session)
+        own = _chosen.of(session)
         count = own.setdefault("intra_op", _count_of_environment(session, default))
         if torch.get_num_threads() != count:
             plain_set(count)
@@ -308,7 +305,7 @@ def patch_thread_counts(torch: Any) -> None:
         torch.get_num_threads()  # the thread's first use copies the process's number, which another member may have set
         plain_set(num)
         if session is not None:
-            _counts.of(session)["intra_op"] = int(num)
+            _chosen.of(session)["intra_op"] = int(num)
             set_mkl_local(int(num))
 
     set_num_threads.__doc__ = plain_set.__doc__
@@ -327,7 +324,7 @@ def _patch_interop(torch: Any) -> None:
     def set_num_interop_threads(session: SessionState, num: int, /) -> None:
         if not isinstance(num, int) or num <= 0:
             raise RuntimeError("set_num_interop_threads expects a positive integer")
-        _counts.of(session)["inter_op"] = num
+        _chosen.of(session)["inter_op"] = num
 
     torch.set_num_interop_threads = set_num_interop_threads
-    torch.get_num_interop_threads = in_session(plain_get)(lambda own: _counts.of(own).get("inter_op", plain_get()))
+    torch.get_num_interop_threads = in_session(plain_get)(lambda own: _chosen.of(own).get("inter_op", plain_get()))

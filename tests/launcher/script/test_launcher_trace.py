@@ -110,8 +110,11 @@ def test_what_is_kept_between_two_flushes_is_bounded(
     trace.flush()
 
 
-def test_trace_that_grows_too_large_is_closed_properly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trace = ChromeTrace(tmp_path / "out.json", "group", largest_bytes=2000)
+def test_trace_that_grows_too_large_is_closed_properly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trace_module, "LARGEST_TRACE_BYTES", 2000)
+    trace = ChromeTrace(tmp_path / "out.json", "group")
     for _ in range(50):
         trace.record("7", "load", time.perf_counter(), time.perf_counter(), 0.0)
         trace.flush()

@@ -33,9 +33,7 @@ def play(words: str) -> tuple[type[BaseException] | None, str]:
         steps: dict[str, Callable[[], object]] = {
             "hold": interruption.hold_back,
             "hold-elsewhere": lambda: in_thread(interruption.hold_back),
-            "let": lambda: interruption.let_through(False),
-            "let-now": lambda: interruption.let_through(True),
-            "safe": interruption.safe_point,
+            "let": interruption.let_through,
             "forbid": interruption.forbid,
             "throw": lambda: in_thread(interruption.throw, ToldError),
             "wait": lambda: threading.Event().wait(DEADLINE_S),
@@ -58,12 +56,11 @@ def play(words: str) -> tuple[type[BaseException] | None, str]:
 @pytest.mark.parametrize(
     ("words", "ended", "reached"),
     [
-        ("hold hold throw 1 let-now 2 let-now 3", ToldError, "12"),
-        ("hold throw let 1 safe 2", ToldError, "1"),
-        ("hold throw forbid let-now 1", None, "1"),
+        ("hold hold throw 1 let 2 let 3", ToldError, "12"),
+        ("hold throw forbid let 1", None, "1"),
         ("hold-elsewhere throw wait", ToldError, ""),
     ],
-    ids=["until the outermost call", "until a safe point", "while it clears up", "by another thread, which may not"],
+    ids=["until the outermost call", "while it clears up", "by another thread, which may not"],
 )
 def test_what_comes_from_outside_is_held_back(words: str, ended: type[BaseException] | None, reached: str) -> None:
     assert play(words) == (ended, reached)
