@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 from checkpoint_scripts import TRAIN, lines
@@ -56,9 +55,6 @@ CLIENT = """
 
         def runs(self, job_id):
             return True
-
-        def requeue(self, job_id, reason):
-            print("requeued:", reason, flush=True)
 
     def requeue_stopped(job_id, run):
         if state == "runs":
@@ -160,54 +156,26 @@ def test_a_member_that_is_ended_from_outside_leaves_a_checkpoint_behind(launcher
         assert training.resumed() == uninterrupted_curve
 
 
-class JoinableGroup:
-    """A group of one member, behind pilot job 900. It admits the jobs that the test writes a file for."""
-
-    def __init__(self, launcher: Launcher) -> None:
-        self.launcher, self.over = launcher, launcher.folder / "over"
-        command = [sys.executable, str(launcher.script(RUNTIME, "runtime.py")), "--preload", ""]
-        command += ["--status-file", str(launcher.status_path), *runtime_words(["101"], ("--discipline", "fair"))]
-        log = (launcher.folder / "runtime.log").open("wb")
-        environment = launcher.environment | {"SLURM_JOB_ID": "900"}
-        self.process = launcher.spawn(command, environment, stderr=log, cwd=launcher.folder)
-        until(lambda: self.process.poll() is not None or launcher.status_path.exists(), "the runtime")
-        self.steps = launcher.script(STEPS, "steps.py")
-        self.first = launcher.member("101", self.steps, self.over)
-        launcher.says("101")
-
-    def joiner(self, job_id: str, script: Path, over: Path, pilot: str = "900") -> Process:
-        """A job that the scheduler has put into the group of a pilot job meanwhile."""
-        (self.launcher.folder / f"host_of_{job_id}").write_text(pilot)
-        return client(self.launcher, job_id, script, over)
-
-    def goes_on(self) -> None:
-        """Fail unless the first member is still at work, and ends when it is told."""
-        assert self.first.poll() is None
-        until(lambda: self.launcher.status()["members"]["101"]["state"] == "running", "the status to tell of it")
-        self.over.touch()
-        assert ends(self.first) == 0
-        assert self.launcher.out("101") == "started\nfinished\n"
-
-
 @pytest.mark.parametrize(("how", "code"), [("cancel", STOPPED), ("fail", 7), ("finish", 0)])
 def test_a_job_joins_a_group_at_work_and_leaves_in_any_way_and_the_others_run_on(launcher, how, code):
-    group = JoinableGroup(launcher)
-    failing, its_end = launcher.script(STEPS + "    sys.exit(7)\n", "failing.py"), launcher.folder / "end_of_102"
-    second = group.joiner("102", failing if how == "fail" else group.steps, its_end)
+    command = [sys.executable, launcher.script(RUNTIME, "runtime.py"), "--preload", ""]
+    command += ["--status-file", launcher.status_path, *runtime_words(["101"], ("--discipline", "fair"))]
+    runtime = launcher.start("runtime", command, launcher.environment | {"SLURM_JOB_ID": "900"})
+    until(lambda: runtime.poll() is not None or launcher.status_path.exists(), "the runtime")
+    steps, over, its_end = launcher.script(STEPS, "steps.py"), launcher.folder / "over", launcher.folder / "end_of_102"
+    first = launcher.member("101", steps, over)
+    launcher.says("101")
+    (launcher.folder / "host_of_102").write_text("900")
+    failing = launcher.script(STEPS + "    sys.exit(7)\n", "failing.py")
+    second = client(launcher, "102", failing if how == "fail" else steps, its_end)
     launcher.says("102")
     until(lambda: "102" in launcher.status()["members"], "the status to know the new member")
     second.terminate() if how == "cancel" else its_end.touch()
     assert ends(second) == code
     assert ("finished" in launcher.out("102")) == (how != "cancel")
     until(lambda: launcher.status()["members"]["102"]["state"] == "ended", "the status to know its end")
-    group.goes_on()
-
-
-def test_a_job_that_nobody_declared_is_not_admitted(launcher):
-    group = JoinableGroup(launcher)
-    assert ends(group.joiner("103", group.steps, group.over, pilot="901")) == 75
-    assert "requeued: the group's runtime refused the script: job 103 is not a member of this group" in launcher.out(
-        "103"
-    )
-    assert "103" not in launcher.status()["members"]
-    group.goes_on()
+    assert first.poll() is None
+    until(lambda: launcher.status()["members"]["101"]["state"] == "running", "the status to tell of it")
+    over.touch()
+    assert ends(first) == 0
+    assert launcher.out("101") == "started\nfinished\n"

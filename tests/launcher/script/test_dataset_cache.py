@@ -17,7 +17,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher_harness import Launcher, ends
 from polling import DEADLINE_S
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -259,30 +258,3 @@ def test_memory_goes_with_the_dataset(samples):
     del held
     gc.collect()
     assert process.num_fds() == before
-
-
-GROUP_SCRIPT = """
-    import sys
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-    import muri
-
-    base = float(sys.argv[1])
-    data = TensorDataset(base + torch.arange(40.0).reshape(40, 1))
-    cached = muri.cache(data, gib=0.01)
-    loader = DataLoader(cached, batch_size=4, num_workers=2)
-    for _ in range(2):
-        total = 0.0
-        for (batch,) in muri.batches(loader):
-            with muri.stage("propagate"):
-                total += batch.sum().item()
-    print(total - 40 * base, cached.hit_rate)
-"""
-
-
-def test_members_of_a_group_have_caches_of_their_own(launcher: Launcher) -> None:
-    launcher.runtime("101", "102")
-    script = launcher.script(GROUP_SCRIPT)
-    members = [launcher.member("101", script, 1000), launcher.member("102", script, 2000)]
-    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
-    assert [launcher.out(job) for job in ("101", "102")] == ["780.0 1.0\n"] * 2
