@@ -74,13 +74,9 @@ class Lockstep:
             _pace(figures, index, chosen, (speed[:, part], efficiency[part], period[part]))
         return Evaluation(speed.T, efficiency, period)
 
-    def positions(self, members: Sequence[Shape]) -> Positions:
-        """Position of each member in the rotation; the first of several equally good ways."""
-        return _positions(tuple(members), self.ordering == "worst")
-
     def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
-        """Indices of the members by their position in the rotation."""
-        placed = self.positions(members)
+        """Indices of the members by their position in the rotation, in the first of several equally good ways."""
+        placed = _positions(tuple(members), self.ordering == "worst")
         return tuple(sorted(range(len(placed)), key=placed.__getitem__))
 
 

@@ -180,29 +180,32 @@ class _Matcher:
         for unit in units:
             by_kind.setdefault(unit.kinds, []).append(unit)
         unit_kinds = sorted(by_kind)
-        table = self._merge_table([by_kind[kinds][0] for kinds in unit_kinds])
+        place = {kinds: index for index, kinds in enumerate(unit_kinds)}
+        figures = self._merges([by_kind[kinds][0] for kinds in unit_kinds])
         if self._options.matching == "certified" and len(units) >= max(_MANY, _REPEATS * len(unit_kinds)):
-            pairs = _pairs_of_kinds(table.weight, [by_kind[kinds] for kinds in unit_kinds])
+            pairs = _pairs_of_kinds(figures[0], [by_kind[kinds] for kinds in unit_kinds])
         else:
-            position = {kinds: index for index, kinds in enumerate(unit_kinds)}
-            of_unit = np.array([position[unit.kinds] for unit in units])
-            matching = match_weights(table.weight[np.ix_(of_unit, of_unit)], self._options.matching)
+            of_unit = np.array([place[unit.kinds] for unit in units])
+            matching = match_weights(figures[0][np.ix_(of_unit, of_unit)], self._options.matching)
             pairs = [(units[first], units[second]) for first, second in matching.pairs]
-        index = {kinds: place for place, kinds in enumerate(unit_kinds)}
-        return [table.merge(first, second, index[first.kinds], index[second.kinds]) for first, second in pairs]
+        merges = []
+        for first, second in pairs:
+            weight, value, total_speed = figures[:, place[first.kinds], place[second.kinds]].tolist()
+            members, kinds = sorted(first.members + second.members), sorted(first.kinds + second.kinds)
+            merges.append(Merge(weight, Unit(tuple(members), tuple(kinds), total_speed, value), first, second))
+        return merges
 
-    def _merge_table(self, units: Sequence[Unit]) -> "_MergeTable":
-        """The results of merging any two of the units, each of another kind."""
-        count = len(units)
-        table = _MergeTable(*(np.full((count, count), np.nan) for _ in range(3)))
+    def _merges(self, units: Sequence[Unit]) -> Floats:
+        """Array (3, units, units): weight (NaN where two may not merge), value and total speed of merged units."""
+        figures = np.full((3, len(units), len(units)), np.nan)
         sizes = np.array([len(unit.kinds) for unit in units])
         for size_a in sorted(set(sizes.tolist())):
             for size_b in sorted(set(sizes.tolist())):
                 if size_a <= size_b and size_a + size_b <= self._options.max_group_size:
-                    self._fill(table, units, np.flatnonzero(sizes == size_a), np.flatnonzero(sizes == size_b))
-        return table
+                    self._fill(figures, units, np.flatnonzero(sizes == size_a), np.flatnonzero(sizes == size_b))
+        return figures
 
-    def _fill(self, table: "_MergeTable", units: Sequence[Unit], rows: Indices, columns: Indices) -> None:
+    def _fill(self, figures: Floats, units: Sequence[Unit], rows: Indices, columns: Indices) -> None:
         """Evaluate merging each unit of `rows` with each of `columns`; all of either have the same size."""
         first, second = (grid.ravel() for grid in np.meshgrid(rows, columns, indexing="ij"))
         if np.array_equal(rows, columns):
@@ -210,51 +213,19 @@ class _Matcher:
             first, second = first[once], second[once]
         groups = np.concatenate([_kinds_of(units, rows, first), _kinds_of(units, columns, second)], axis=1)
         appraisal = self._appraiser.appraise(groups)
-        value, total_speed = appraisal.value, appraisal.total_speed
-        faster = _larger_of([unit.total_speed for unit in units], first, second)
+        total_speed, value = np.array([(unit.total_speed, unit.value) for unit in units]).T
+        faster = np.maximum(total_speed[first], total_speed[second])
         admitted = self._appraiser.pays(appraisal, faster) & self._appraiser.fits(groups)
         # The paper weighs a pair by its γ alone. Elsewhere it counts what merging adds to leaving the lesser one out.
-        instead = (
-            0.0 if self._options.objective == "efficiency" else _larger_of([u.value for u in units], first, second)
-        )
-        weight = np.where(admitted, value - instead, np.nan)
-        table.put(first, second, _MergeTable(weight, value, total_speed))
+        instead = 0.0 if self._options.objective == "efficiency" else np.maximum(value[first], value[second])
+        weight = np.where(admitted, appraisal.value - instead, np.nan)
+        merged = np.stack([weight, appraisal.value, appraisal.total_speed])
+        figures[:, first, second] = figures[:, second, first] = merged
 
 
 def _kinds_of(units: Sequence[Unit], rows: Indices, which: Indices) -> Indices:
     """Array (n, size): the kinds of each unit of `which`, all of which are among `rows`."""
     return np.array([units[row].kinds for row in rows], dtype=np.intp)[np.searchsorted(rows, which)]
-
-
-def _larger_of(figure: Sequence[float], first: Indices, second: Indices) -> Floats:
-    array = np.array(figure)
-    return np.asarray(np.maximum(array[first], array[second]))
-
-
-@dataclass(frozen=True, slots=True)
-class _MergeTable:
-    """The results of merging, symmetric arrays over kinds of units; the weight is NaN where a pair may not merge."""
-
-    weight: Floats
-    value: Floats
-    total_speed: Floats
-
-    def put(self, first: Indices, second: Indices, figures: "_MergeTable") -> None:
-        """Write the figures of some pairs."""
-        for name in ("weight", "value", "total_speed"):
-            array, one_way = getattr(self, name), getattr(figures, name)
-            array[first, second] = one_way
-            array[second, first] = one_way
-
-    def merge(self, first: Unit, second: Unit, row: int, column: int) -> Merge:
-        """Merge two units, of the kinds of this row and column."""
-        unit = Unit(
-            members=tuple(sorted(first.members + second.members)),
-            kinds=tuple(sorted(first.kinds + second.kinds)),
-            total_speed=float(self.total_speed[row, column]),
-            value=float(self.value[row, column]),
-        )
-        return Merge(float(self.weight[row, column]), unit, first, second)
 
 
 def _pairs_of_kinds(weight: Floats, units: Sequence[Sequence[Unit]]) -> list[tuple[Unit, Unit]]:

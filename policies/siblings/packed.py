@@ -30,7 +30,6 @@ class PackedGpu:
         capacity_gib: Its memory; infinite when unknown.
         tenants: The jobs on it, by job id.
         mem_gib: Memory that they need, as far as it is known.
-        utilization: Sum of their shares of its time, as far as they are known; may exceed 1.
     """
 
     node: str
@@ -38,7 +37,6 @@ class PackedGpu:
     capacity_gib: float
     tenants: dict[int, PlanJob] = field(default_factory=dict)
     mem_gib: float = 0.0
-    utilization: float = 0.0
 
     @property
     def place(self) -> tuple[str, int]:
@@ -63,11 +61,6 @@ class Holding:
     accumulate_steps: int
     shares: Shares
     kept: bool = False
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other job is on any of its GPUs."""
-        return all(len(gpu.tenants) == 1 for gpu in self.gpus)
 
     @property
     def own_gpus(self) -> Gpus:
@@ -109,20 +102,11 @@ class PackedGpus:
                 self._hold(Holding(job, gpus, unit.accumulate_steps, unit.gpus, kept=True))
 
     @property
-    def gpus(self) -> Iterable[PackedGpu]:
-        """All GPUs by node and index."""
-        return self._gpus.values()
-
-    @property
     def holdings(self) -> Mapping[int, Holding]:
         """The jobs on GPUs, by job id: earlier ones, then new ones; without those that GPUs are only set aside for."""
         if not self._set_aside_for:
             return MappingProxyType(self._holdings)
         return {job_id: held for job_id, held in self._holdings.items() if job_id not in self._set_aside_for}
-
-    def node(self, gpu: PackedGpu) -> FreeNode:
-        """The node of a GPU."""
-        return self._nodes[gpu.node]
 
     def nodes_of(self, partition: str) -> tuple[FreeNode, ...]:
         """Nodes of a partition by name, also those without a GPU to give out."""
@@ -203,10 +187,9 @@ class PackedGpus:
             self._sum_up(gpu)
 
     def _sum_up(self, gpu: PackedGpu) -> None:
-        """Add up memory and use from scratch: with running totals, rounding errors would stay when jobs leave."""
+        """Add up memory from scratch: with running totals, rounding errors would stay when jobs leave."""
         holdings = self._holdings
         gpu.mem_gib = sum(mem_gib_of(job, holdings[job_id].accumulate_steps) for job_id, job in gpu.tenants.items())
-        gpu.utilization = sum(job.gpu_utilization or 0.0 for job in gpu.tenants.values())
 
 
 def shares_of(gpus: Iterable[PackedGpu]) -> Shares:

@@ -181,7 +181,7 @@ class Partners:
     def __init__(self, pairs: PairSpeeds) -> None:
         self._pairs = pairs
         self._jobs: dict[int, _Job] = {}
-        self._open: _Open | None = None
+        self._open: tuple[list[_Job], Floats, Indices] | None = None  # By job id: the jobs, their figures, their models
 
     def offer(self, holding: Holding) -> None:
         """Let others join a job on GPUs that it has alone; one of an unknown model is left out."""
@@ -219,12 +219,29 @@ class Partners:
         return Offers(tuple(sorted(partners, key=lambda partner: partner.gpus[0].place)))
 
     def _fits(self, job: PlanJob) -> "_Fits | None":
+        """The best way with each: the soonest mean completion, or while durations are unknown the fewest steps."""
         number = self._pairs.number(job)
         if number is None or not self._jobs:
             return None
         if self._open is None:
-            self._open = _Open.of([self._jobs[job_id] for job_id in sorted(self._jobs)])
-        return _fit(job, self._open, self._pairs.slowdowns[:, number], self._pairs.slowdowns[number])
+            jobs = [self._jobs[job_id] for job_id in sorted(self._jobs)]
+            figures = np.array([job[2:6] for job in jobs]).T
+            self._open = jobs, figures, np.array([job.model for job in jobs], dtype=np.intp)
+        jobs, (running_s, slowdown, left_gib, most_slowdown), model = self._open
+        # The slowest of a running job's GPUs counts.
+        running = np.maximum(self._pairs.slowdowns[model, number] / slowdown, 1.0)
+        joining = self._pairs.slowdowns[number, model]
+        way, best_s = np.full(len(jobs), -1, dtype=np.intp), np.full(len(jobs), np.nan)
+        remaining_s = np.full(len(jobs), np.nan if job.remaining_s is None else job.remaining_s)
+        ways = sub_batches(job)
+        keeps = running * slowdown <= most_slowdown
+        for index, sub_batch in enumerate(ways):
+            now_s = mean_now(running_s, remaining_s / sub_batch.speed, running, joining)
+            fits = (left_gib >= sub_batch.mem_gib) & ~np.isnan(running)
+            fits &= keeps & (joining <= _slowest(job, sub_batch.speed))
+            better = fits & ((way < 0) | (now_s < best_s))
+            way[better], best_s[better] = index, now_s[better]
+        return _Fits(jobs, ways, way, best_s, mean_after(running_s, remaining_s), running, joining)
 
 
 class Choice(NamedTuple):
@@ -308,23 +325,6 @@ class _Job(NamedTuple):
     model: int
 
 
-class _Open(NamedTuple):
-    """Such jobs by job id, and their figures as arrays."""
-
-    jobs: Sequence[_Job]
-    running_s: Floats
-    slowdown: Floats
-    left_gib: Floats
-    most_slowdown: Floats
-    model: Indices
-
-    @staticmethod
-    def of(jobs: Sequence[_Job]) -> "_Open":
-        running_s, slowdown, left_gib, most_slowdown = np.array([job[2:6] for job in jobs]).T
-        model = np.array([job.model for job in jobs], dtype=np.intp)
-        return _Open(jobs, running_s, slowdown, left_gib, most_slowdown, model)
-
-
 class _Fits(NamedTuple):
     """A job with each open one: the way of computing its batch (-1: none fits), and the result of sharing."""
 
@@ -345,23 +345,6 @@ class _Fits(NamedTuple):
             float(self.running_slowdown[row]),
             float(self.joining_slowdown[row]),
         )
-
-
-def _fit(job: PlanJob, jobs: _Open, running_slowdown: Floats, joining_slowdown: Floats) -> _Fits:
-    """The best way with each: the soonest mean completion, or while durations are unknown the fewest steps."""
-    running = np.maximum(running_slowdown[jobs.model] / jobs.slowdown, 1.0)  # the slowest of its GPUs counts
-    joining = joining_slowdown[jobs.model]
-    way, best_s = np.full(len(running), -1, dtype=np.intp), np.full(len(running), np.nan)
-    remaining_s = np.full(len(running), np.nan if job.remaining_s is None else job.remaining_s)
-    ways = sub_batches(job)
-    keeps = running * jobs.slowdown <= jobs.most_slowdown
-    for index, sub_batch in enumerate(ways):
-        now_s = mean_now(jobs.running_s, remaining_s / sub_batch.speed, running, joining)
-        fits = (jobs.left_gib >= sub_batch.mem_gib) & ~np.isnan(running)
-        fits &= keeps & (joining <= _slowest(job, sub_batch.speed))
-        better = fits & ((way < 0) | (now_s < best_s))
-        way[better], best_s[better] = index, now_s[better]
-    return _Fits(jobs.jobs, ways, way, best_s, mean_after(jobs.running_s, remaining_s), running, joining)
 
 
 class _Ranked(NamedTuple):

@@ -24,18 +24,17 @@ def busy_node(*free, **changes):
 
 
 def test_who_is_where():
-    first, second = make_job(1, gpu_count=2, gpu_utilization=0.5), make_job(2, batch=BATCH, gpu_utilization=0.7)
+    first, second = make_job(1, gpu_count=2), make_job(2, batch=BATCH)
     request = make_request(
         [], [busy_node(2, 3, gpu_mem_gib=16.0)], running=(runs(first, 0, 1), runs(second, 1, accumulate_steps=4))
     )
     check_request(request, packed=True)
     packed = PackedGpus(request)
-    gpus = {gpu.gpu_id: gpu for gpu in packed.gpus}
+    gpus = {gpu.gpu_id: gpu for gpu in packed.of_partition("main")}
     assert [sorted(gpu.tenants) for gpu in gpus.values()] == [[1], [1, 2], [], []]
     assert (gpus[1].mem_gib, gpus[1].left_gib) == (1.0 + 2.0 + 4 * 0.5, 11.0)
-    assert gpus[1].utilization == pytest.approx(1.2)
     assert packed.holdings[2].partners == (first,)
-    assert (packed.holdings[1].alone, packed.free.total("main")) == (False, 2)
+    assert ([gpu.gpu_id for gpu in packed.holdings[1].own_gpus], packed.free.total("main")) == ([0], 2)
 
 
 def test_memory_asked_for_after_an_error_counts_before_the_batch_model():
@@ -59,20 +58,19 @@ def test_free_gpus_are_taken_where_they_fit_best():
 @given(st.lists(st.tuples(st.integers(1, 9), st.sets(st.integers(0, 7), min_size=1)), max_size=20))
 def test_what_comes_and_goes_leaves_nothing_behind(moves):
     packed = PackedGpus(make_request([], [make_cluster_node("n1", 4), make_cluster_node("n2", 4)]))
-    gpus = list(packed.gpus)
+    gpus = packed.of_partition("main")
     for job_id, chosen in moves:
         if job_id in packed.holdings:
             packed.take(job_id)
         else:
-            packed.put(make_job(job_id, gpu_count=len(chosen), gpu_utilization=0.1), [gpus[index] for index in chosen])
+            packed.put(make_job(job_id, gpu_count=len(chosen)), [gpus[index] for index in chosen])
         assert packed.free.total("main") == sum(not gpu.tenants for gpu in gpus)
-        for gpu in gpus:
-            assert gpu.mem_gib == len(gpu.tenants) and gpu.utilization == pytest.approx(0.1 * len(gpu.tenants))
+        assert all(gpu.mem_gib == len(gpu.tenants) for gpu in gpus)
     for job_id in list(packed.holdings):
         packed.take(job_id)
     whole = packed.put_on_free(make_job(99, gpu_count=8), gpu_count=4)
     assert whole.shares == shares_of(whole.gpus) == (NodeShare("n1", 4, (0, 1, 2, 3)),)
-    assert all(gpu.mem_gib == gpu.utilization == 0 for gpu in gpus if gpu.node == "n2")
+    assert all(gpu.mem_gib == 0 for gpu in gpus if gpu.node == "n2")
 
 
 @pytest.mark.parametrize(
