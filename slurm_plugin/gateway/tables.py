@@ -127,6 +127,9 @@ _AT_WORK: Final = (" JobState=RUNNING ", " JobState=SUSPENDED ", " JobState=COMP
 
 _MOST_DEVICES: Final = 64
 
+_SPAN: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+"""Short numbers alone: a user may have written the text, and Python refuses to read one of thousands of digits."""
+
 Held = tuple[str, tuple[int, ...]]
 """A folded host list, and Slurm's indices of the GPUs that a job has on each of these nodes."""
 
@@ -139,9 +142,9 @@ def indices_in(gres_used: str) -> tuple[int, ...]:
     found: set[int] = set()
     for listed in re.findall(r"(?:^|,)gpu(?::[^,():]+)*(?::\d+)?\(IDX:([0-9,-]+)\)", gres_used):
         for part in listed.split(","):
-            first, _, last = part.partition("-")
-            if first.isdecimal() and (not last or last.isdecimal()):
-                found.update(range(int(first), min(int(last or first), int(first) + _MOST_DEVICES) + 1))
+            if span := _SPAN.fullmatch(part):
+                first, last = int(span[1]), int(span[2] or span[1])
+                found.update(range(first, min(last, first + _MOST_DEVICES) + 1))
     return tuple(sorted(found))
 
 

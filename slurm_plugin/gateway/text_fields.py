@@ -349,9 +349,10 @@ def _is_gpu(kind: str) -> bool:
     return kind == "gpu" or kind.startswith("gpu:")
 
 
+# A user may write any of these: Python refuses to read a number of thousands of digits.
 _SUBMIT_LINE: Final = re.compile(r" SubmitLine=(.*?) WorkDir=/", re.DOTALL)
 _REQUESTED: Final = re.compile(r" ReqTRES=(\S+)")
-_THROTTLE: Final = re.compile(r"^JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d+) ", re.MULTILINE)
+_THROTTLE: Final = re.compile(r"^JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d{1,10}) ", re.MULTILINE)
 _EXCLUDED: Final = re.compile(r" ExcNodeList=(\S+)")
 
 _FLAGS: Final[Mapping[str, str]] = {

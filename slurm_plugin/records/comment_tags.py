@@ -43,6 +43,8 @@ _MOST_PLAN_CHARACTERS: Final = 2000
 
 _LONGEST_REASON: Final = 300
 
+_JOB_ID: Final = re.compile("[0-9]{1,10}")
+
 USER_HOLD: Final = "muri-hold:user"
 
 GATE_PREFIX: Final = "muri-gate:"
@@ -261,7 +263,7 @@ def parse_pilot(admin_comment: str) -> PilotTag | None:
     if text is None:
         return None
     name, _, members = text.partition(":")
-    return PilotTag(name, tuple(int(member) for member in members.split(",") if member.isdigit()))
+    return PilotTag(name, tuple(int(member) for member in members.split(",") if _JOB_ID.fullmatch(member)))
 
 
 def mode_of(admin_comment: str) -> Mode:

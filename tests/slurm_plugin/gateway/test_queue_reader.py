@@ -224,6 +224,8 @@ def test_an_arrays_limit_is_told_by_its_own_record() -> None:
     told = details_of("JobId=20 ArrayJobId=20 ArrayTaskId=0-5 ArrayTaskThrottle=2 JobName=a ArrayTaskThrottle=9 \n")
     assert told.array_limit == 2
     assert details_of(PLAIN.format(1)).array_limit == 0
+    forged = f"{PLAIN.format(1)}JobId=1 ArrayJobId=1 ArrayTaskId=1 ArrayTaskThrottle={'9' * 5000} "
+    assert details_of(forged).array_limit == 0, "a user's text costs no snapshot"
 
 
 OF_ANY: Mapping[str, object] = {

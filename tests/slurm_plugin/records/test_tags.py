@@ -62,6 +62,10 @@ def test_a_damaged_plan_or_state_is_none(text):
     assert "pilot" in text or tags.parse_plan(f"muri-plan:{text}") is None
 
 
+def test_what_is_no_job_id_is_no_member():
+    assert tags.parse_pilot(f"muri-pilot:a:²,{'9' * 5000},7") == ("a", (7,))
+
+
 def test_a_full_request_is_read():
     keys = "model=a/b,batch-size=8,duration=90,checkpoint=1,alone=1,min-speed=0.75,opportunistic=1"
     request = parse_request(f"billing=7 muri:{keys} x")
