@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from at_work import candidate
 from fake_slurm import (
     FOUR_KINDS,
     MEASURED,
@@ -29,7 +31,7 @@ from muri.slurm_plugin import profile_use
 from muri.slurm_plugin.cli.look import explanation, show_queue
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.profile_use import doubt
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
 
 pytestmark = pytest.mark.configuration(profiling={"mode": "dry-run"})
@@ -38,7 +40,7 @@ pytestmark = pytest.mark.configuration(profiling={"mode": "dry-run"})
 def two_gpus(job_id: int, model: str):
     """A job on two GPUs of one node, of a model that was measured on one."""
     asked = {"gpu_count": 2, "gpu_request": "gres/gpu:2", "cpus_per_task": 2}
-    return make_job(job_id, admin_comment=f"muri:model={model},batch-size=8,duration=100", **asked)
+    return candidate(job_id, model, **asked)
 
 
 def slurm_with_two() -> FakeSlurm:
@@ -70,7 +72,7 @@ def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller, mon
 
 def test_profile_that_explains_too_little_plans_as_unknown(make_controller):
     """A job that seems idle would be the best partner of all."""
-    other = make_job(2, admin_comment="muri:model=m3,batch-size=8,duration=100")
+    other = candidate(2, "m3")
     slurm = FakeSlurm([other], [make_node("n1", gpu_count=1)])
     known = [replace(one, load_s=0.01, propagate_s=0.01) if one.key.model == "m3" else one for one in FOUR_KINDS]
     with make_controller(slurm, tuple(known)) as controller:
@@ -168,8 +170,7 @@ def test_a_group_whose_pilot_has_no_gpu_costs_nobody_a_cycle(make_controller, ca
 AT_WORK = make_job(1, held=False, state=JobState.RUNNING, nodes="n1", admin_comment="")
 
 
-def new_model(job_id: int, mark: str = "", **changes) -> Job:
-    return make_job(job_id, admin_comment=f"muri:model=new,batch-size=8,duration=100{mark}", **changes)
+new_model = partial(candidate, model="new")
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "las", "tiresias", "themis", "synergy", "drf", "tetris", "antman"])
@@ -207,7 +208,7 @@ def test_a_job_that_has_to_wait_is_measured_and_starts_after_its_dry_run(make_co
 
 @pytest.mark.parametrize(("late_s", "held", "runs"), [(0, True, 1), (2 * 86400, False, 0)])
 def test_alone_by_wish_is_measured_first_but_waits_no_longer_than_any_other(make_controller, late_s, held, runs):
-    slurm = FakeSlurm([AT_WORK, new_model(2, ",alone=1")], one_gpu())
+    slurm = FakeSlurm([AT_WORK, new_model(2, words=",alone=1")], one_gpu())
     one_cycle(make_controller, slurm)
     slurm.now_s += late_s
     for _ in range(2):

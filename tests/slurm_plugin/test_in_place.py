@@ -54,10 +54,6 @@ def tell(slurm: FakeSlurm, job_id: int, found: dict[str, Any]) -> None:
     slurm.jobs[job_id] = replace(job, comment=with_measured(job.comment, found))
 
 
-def cycle(slurm: FakeSlurm, make_controller: Make, **changes: Any) -> Any:
-    return one_cycle(make_controller, slurm, **changes)
-
-
 @pytest.mark.parametrize(
     ("known", "told"),
     [
@@ -127,7 +123,7 @@ def test_what_a_members_first_iterations_tell_is_stored_once(
     slurm.jobs[9] = replace(slurm.jobs[1], job_id=9, start_s=slurm.now_s - 300, comment=older)
     for _ in range(3):
         slurm.now_s += 60
-        cycle(slurm, make_controller)
+        one_cycle(make_controller, slurm)
     found = store.get(M1)
     assert found is not None
     assert (found.source, found.measured_at) == (IN_PLACE, text_of(slurm.now_s - 210))
@@ -191,13 +187,13 @@ def test_a_model_of_which_runs_tell_too_little_runs_alone_for_a_day(make_control
         tell(slurm, 1, {"error": "Muri saw 0 of its iterations, too few to measure it", "at": slurm.now_s - 30})
         for _ in range(3):  # a run counts once
             slurm.now_s += 60
-            cycle(slurm, make_controller)
+            one_cycle(make_controller, slurm)
         slurm.jobs[50 + number] = make_job(50 + number, submit_s=slurm.now_s)
-        said = str(cycle(slurm, make_controller)[50 + number])
+        said = str(one_cycle(make_controller, slurm)[50 + number])
         assert ("its profile is estimated" in said) == (number == 0)  # else it runs alone
     slurm.now_s += 2 * 86400
     slurm.jobs[60] = make_job(60, submit_s=slurm.now_s)
-    assert "its profile is estimated" in str(cycle(slurm, make_controller)[60])
+    assert "its profile is estimated" in str(one_cycle(make_controller, slurm)[60])
     assert store.get(M1) is None
 
 
@@ -230,7 +226,7 @@ def test_a_stale_or_unsure_profile_is_replaced_by_what_was_measured_since_and_is
         store.mark_stale(M1, "it drifted", Author("drift", text_of(slurm.now_s), "stale"))
     tell(slurm, 1, result(slurm.now_s + told_after_s, detail={"confidence": confidence}))
     slurm.now_s += 60
-    cycle(slurm, make_controller)
+    one_cycle(make_controller, slurm)
     found = store.get(M1)
     assert found is not None
     assert (found.measured_at != stored.measured_at) == is_replaced

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import MEASURED, NOW_S, FakeSlurm, dry_runs, end_dry_run, make_job, make_node, one_gpu, pilots
+from at_work import candidate
+from fake_slurm import MEASURED, NOW_S, FakeSlurm, dry_runs, end_dry_run, make_node, one_gpu, pilots
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.records import comment_tags as tags
@@ -18,8 +19,7 @@ THOROUGH = pytest.mark.thorough
 
 
 def job_of(user: str, job_id: int, model: str = "resnet", **changes) -> Job:
-    comment = f"muri:model={model},batch-size=8,duration=100"
-    return make_job(job_id, user=user, uid=UIDS[user], admin_comment=comment, **changes)
+    return candidate(job_id, model, user=user, uid=UIDS[user], **changes)
 
 
 def known(user: str, model: str = "resnet", **changes) -> StageProfile:
