@@ -300,6 +300,14 @@ def one_cycle(make_controller: Any, slurm: FakeSlurm, *known: Any, **changes: An
         return {job.job_id: job for job in controller.cycle().jobs}
 
 
+def run_cycles(make_controller: Any, slurm: FakeSlurm, count: int, seconds: float = 10.0, **changes: Any) -> Any:
+    """Cycles of new controllers, each before a run of the scheduler; returns what users are told by the last one."""
+    for _ in range(count):
+        told = one_cycle(make_controller, slurm, **changes)
+        slurm.tick(seconds)
+    return told
+
+
 def group_at_work(make_controller: Any, *known: Any, count: int = 4, **changes: Any) -> FakeSlurm:
     """Four jobs, or the first of them, that share a GPU."""
     slurm = FakeSlurm(four_jobs()[:count], one_gpu())

@@ -21,6 +21,7 @@ from fake_slurm import (
     one_cycle,
     one_gpu,
     pilots,
+    run_cycles,
 )
 
 from muri.clock import text_of
@@ -178,9 +179,7 @@ def test_who_reads_no_profiles_measures_nobody_and_who_starts_without_one_is_not
     make_controller, policy
 ):
     slurm = FakeSlurm([new_model(1)], one_gpu())
-    for _ in range(3):
-        one_cycle(make_controller, slurm, policy=policy, policy_options={"order": "srtf"})
-        slurm.tick()
+    run_cycles(make_controller, slurm, 3, policy=policy, policy_options={"order": "srtf"})
     assert slurm.jobs[1].state is JobState.RUNNING
     assert list(slurm.jobs) == [1]
 

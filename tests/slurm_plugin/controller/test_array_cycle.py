@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, one_gpu, pilots
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, one_gpu, pilots, run_cycles
 
 from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.gateway.base import GatewayError
@@ -26,10 +26,7 @@ def tasks_of(slurm: FakeSlurm) -> dict[str, Job]:
 
 def run(make_controller, slurm: FakeSlurm, cycles: int) -> None:
     slurm.extend_lease(NOW_S + 600)
-    with make_controller(slurm) as controller:
-        for _ in range(cycles):
-            controller.cycle()
-            slurm.tick()
+    run_cycles(make_controller, slurm, cycles)
 
 
 def test_tasks_get_job_ids_and_are_grouped_in_the_same_cycle(make_controller):

@@ -16,6 +16,7 @@ from fake_slurm import (
     one_cycle,
     one_gpu,
     pilots,
+    run_cycles,
 )
 
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
@@ -113,9 +114,7 @@ def test_a_restore_that_is_cut_off_before_the_release_is_finished_later(make_con
         one_cycle(make_controller, slurm)
     slurm.before_call = lambda name: None
     assert slurm.jobs[member].held
-    for _ in range(3):
-        one_cycle(make_controller, slurm)
-        slurm.tick()
+    run_cycles(make_controller, slurm, 3)
     assert not slurm.jobs[member].held
 
 

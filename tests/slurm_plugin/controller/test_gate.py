@@ -16,6 +16,7 @@ from fake_slurm import (
     one_cycle,
     one_gpu,
     pilots,
+    run_cycles,
 )
 from virtual_clock import VirtualClock
 
@@ -88,15 +89,12 @@ def test_without_the_licence_in_slurm_conf_the_status_says_what_is_lost(make_con
 def test_a_hold_on_a_waiting_job_is_nobodys_but_its_owners(make_controller, reason):
     slurm = waiting(2, [make_node("n1")])
     slurm.jobs[1] = replace(slurm.jobs[1], held=True, priority=0, reason=reason)
-    with make_controller(slurm) as controller:
-        for _ in range(3):
-            controller.cycle()
-            slurm.tick(400)
-        assert (slurm.jobs[1].held, slurm.jobs[1].state) == (True, JobState.PENDING)
-        assert read_job(slurm.jobs[1]).role is Role.USER_HELD
-        slurm.release(1)
-        assert read_job(slurm.jobs[1]).role is Role.CANDIDATE
-        controller.cycle()
+    run_cycles(make_controller, slurm, 3, 400)
+    assert (slurm.jobs[1].held, slurm.jobs[1].state) == (True, JobState.PENDING)
+    assert read_job(slurm.jobs[1]).role is Role.USER_HELD
+    slurm.release(1)
+    assert read_job(slurm.jobs[1]).role is Role.CANDIDATE
+    one_cycle(make_controller, slurm)
     assert GATE_LICENSE not in slurm.jobs[1].licenses
 
 
@@ -119,13 +117,11 @@ def test_only_muris_own_hold_is_muris(make_controller, reason, word):
 def test_a_job_that_an_administrator_requeues_and_holds_stays_held(make_controller, gate, word):
     job = make_job(1, state=JobState.RUNNING, held=False, reason="", nodes="n1")
     slurm = FakeSlurm([replace(job, admin_comment=job.admin_comment + word)], one_gpu(), gate_license=gate == "licence")
-    with make_controller(slurm, gate=gate) as controller:
-        if "open" not in word:
-            controller.cycle()  # sees that it runs
-        slurm.requeue_hold(1)
-        for _ in range(3):
-            slurm.tick(400)
-            controller.cycle()
+    if "open" not in word:
+        one_cycle(make_controller, slurm, gate=gate)  # sees that it runs
+    slurm.requeue_hold(1)
+    slurm.tick(400)
+    run_cycles(make_controller, slurm, 3, 400, gate=gate)
     assert slurm.jobs[1].held
     assert read_job(slurm.jobs[1]).role is Role.USER_HELD
     assert list(islice(drain_until_over(slurm, slurm.tagged, VirtualClock()), 2))[-1].is_over
@@ -134,9 +130,7 @@ def test_a_job_that_an_administrator_requeues_and_holds_stays_held(make_controll
 
 def test_a_job_that_runs_is_told_once_that_the_next_hold_is_not_muris(make_controller):
     slurm = FakeSlurm([make_job(1, state=JobState.RUNNING, held=False, reason="", nodes="n1")], one_gpu())
-    with make_controller(slurm, gate="hold") as controller:
-        controller.cycle()
-        controller.cycle()
+    run_cycles(make_controller, slurm, 2, gate="hold")
     assert slurm.calls == ["modify"]
     assert tags.token(slurm.jobs[1].admin_comment, tags.GATE_PREFIX) == "open"
 
@@ -154,9 +148,7 @@ def test_a_job_that_muri_stops_is_still_its_own(make_controller, word, user_hold
         assert slurm.jobs[1].state is JobState.RUNNING
     stop(slurm, read_job(slurm.jobs[1]))
     assert read_job(slurm.jobs[1]).role is Role.CANDIDATE
-    with make_controller(slurm, gate="hold", grouping={"max_group_size": 1}) as controller:
-        controller.cycle()
-        controller.cycle()
+    run_cycles(make_controller, slurm, 2, 0, gate="hold", grouping={"max_group_size": 1})
     assert not slurm.jobs[1].held
     slurm.tick(400)
     slurm.requeue_hold(1)
@@ -197,21 +189,17 @@ def test_members_are_put_behind_the_gate_as_soon_as_they_have_started(make_contr
 @pytest.mark.parametrize("gate", ["hold", "licence"])
 def test_of_a_group_that_ends_who_is_held_stays_so_and_the_others_run_alone(make_controller, gate, reason):
     slurm = waiting(2) if gate == "licence" else FakeSlurm(four_jobs()[:2], one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        slurm.tick()
-        controller.cycle()
-        assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
-        slurm._update(1, held=True, reason=reason)
-        slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
-        for member in (1, 2):
-            slurm._requeue(member)
-        if gate == "licence":
-            slurm.tick(200)
-            assert slurm.jobs[2].state is JobState.PENDING, "no member starts without its GPUs"
-        for _ in range(3):
-            controller.cycle()
-            slurm.tick(400)
+    run_cycles(make_controller, slurm, 1)
+    one_cycle(make_controller, slurm)
+    assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
+    slurm._update(1, held=True, reason=reason)
+    slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
+    for member in (1, 2):
+        slurm._requeue(member)
+    if gate == "licence":
+        slurm.tick(200)
+        assert slurm.jobs[2].state is JobState.PENDING, "no member starts without its GPUs"
+    run_cycles(make_controller, slurm, 3, 400)
     held, other = slurm.jobs[1], slurm.jobs[2]
     assert (held.held, held.reason, held.state) == (True, reason, JobState.PENDING)
     assert (held.gpu_count, held.dependency, held.required_nodes) == (1, "", "")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, make_job, make_node, one_cycle, pilots
+from fake_slurm import FakeSlurm, Killed, make_job, make_node, one_cycle, pilots, run_cycles
 
 from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
 from muri.slurm_plugin.execute.gate import stop
@@ -210,9 +210,7 @@ def test_killed_at_any_call_a_join_is_carried_on(make_controller, side, nth):
     slurm.jobs[3] = job(3)
     with pytest.raises(Killed), slurm.killing(side, nth), make_controller(slurm) as controller:
         controller.cycle()
-    for _ in range(3):
-        one_cycle(make_controller, slurm)
-        slurm.tick()
+    run_cycles(make_controller, slurm, 3)
     assert (slurm.jobs[3].state, slurm.starts[3]) == (JobState.RUNNING, 1)
     assert tags.parse_state(slurm.jobs[3].admin_comment).pilot == pilots(slurm)[0].job_id
 

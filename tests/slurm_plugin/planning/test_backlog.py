@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import at_work
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, run_cycles
 
 from muri.policies.registry import describe_policies
 from muri.slurm_plugin.controller.assemble import policy_of
@@ -91,9 +91,7 @@ HARD = {
 
 
 def two_cycles(slurm: FakeSlurm, make_controller, policy: str) -> None:
-    for _ in range(2):
-        one_cycle(make_controller, slurm, policy=policy, gpu_mem_gib={"gpu": 80.0})
-        slurm.tick()
+    run_cycles(make_controller, slurm, 2, policy=policy, gpu_mem_gib={"gpu": 80.0})
 
 
 def held(slurm: FakeSlurm) -> list[str]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from at_work import candidate, cycle_of
-from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node, one_cycle
+from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node, one_cycle, run_cycles
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan
 from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Point, SensitivityProfile
@@ -70,9 +70,7 @@ def test_killed_at_any_call_each_job_runs_once_with_its_share(make_controller, s
     with pytest.raises(Killed), slurm.killing(side, nth):
         one_cycle(make_controller, slurm, **TUNE)
     left_over = [job for job in slurm.jobs.values() if job.held and tags.parse_given(job.admin_comment)]
-    for _ in range(3):
-        one_cycle(make_controller, slurm, **TUNE)
-        slurm.tick()
+    run_cycles(make_controller, slurm, 3, **TUNE)
     assert slurm.starts == {1: 1, 2: 1}
     assert [slurm.jobs[each].cpu_count for each in (1, 2)] == [9, 2]
     for job in left_over:  # what was cut off did not become "its own request"
@@ -269,9 +267,7 @@ def test_a_share_changes_only_at_a_restart(make_controller, checkpoint):
     slurm = running_with_too_little(checkpoint=checkpoint)
     slurm.now_s += 1000
     preemption = {"enabled": True, "least_run_s": 0}
-    for _ in range(4):
-        one_cycle(make_controller, slurm, **TUNE, preemption=preemption, tuning={"restart_s": 1})
-        slurm.tick()
+    run_cycles(make_controller, slurm, 4, **TUNE, preemption=preemption, tuning={"restart_s": 1})
     job = slurm.jobs[1]
     assert job.state is JobState.RUNNING
     assert (job.cpu_count, job.restart_count) == ((9, 1) if checkpoint else (4, 0))
