@@ -39,9 +39,9 @@ class FairArbiter(Arbiter):
         now: The clock.
         orders: Resources that are granted in a given order instead of by fairness, and not passed on at yield points.
         cpus: Tokens of the CPU: so many members preprocess at once. Other resources have one.
-        asks_sole_member: Whether a process that is the only member asks for resources all the same.
-        keeps_free: Whether it may keep a resource free for a member that is about to need it to have its minimum speed.
-            Not in a group of several ranks: a free one there could keep a collective on another rank from ending.
+        several_ranks: Whether the group has others. Then a process that is the only member asks all the same, and no
+            resource is kept free for a member that is about to need it to have its minimum speed: that could keep a
+            collective on another rank from ending.
     """
 
     def __init__(
@@ -50,12 +50,10 @@ class FairArbiter(Arbiter):
         orders: Mapping[int, GrantOrder] | None = None,
         cpus: int = 1,
         *,
-        asks_sole_member: bool = True,
-        keeps_free: bool = True,
+        several_ranks: bool = False,
     ) -> None:
         super().__init__(now)
-        self._asks_sole_member = asks_sole_member
-        self._keeps_free = keeps_free
+        self._several_ranks = several_ranks
         self._orders = dict(orders or {})
         self._queue = FairQueue()
         self._promises = Promises()
@@ -160,7 +158,7 @@ class FairArbiter(Arbiter):
             self._promises.iteration_done(member, record.busy_s, self._now())
 
     def _note_members(self) -> None:
-        if not self._asks_sole_member:
+        if not self._several_ranks:
             self.waiting_hint[TURNS_INDEX] = SOLE_MEMBER if len(self._members) == 1 else TURNS
 
     def _is_free(self, resource: int) -> bool:
@@ -265,7 +263,7 @@ class FairArbiter(Arbiter):
         if not self._promises or self._tokens[resource] - len(self._holds[resource]) > 1:
             return order[0]
         waiting_s = {member: seconds for member, seconds in waited_s.items() if member != holder}
-        return self._promises.choose(order, resource, waiting_s, self._now(), may_keep=self._keeps_free)
+        return self._promises.choose(order, resource, waiting_s, self._now(), may_keep=not self._several_ranks)
 
     def _ages(self, resource: int) -> dict[str, float]:
         now_s = self._now()

@@ -625,7 +625,7 @@ def make_arbiter(
     """
     places, node = ordering or list(members), node or Node()
     makers: dict[str, Callable[[], Arbiter]] = {
-        "fair": lambda: FairArbiter(now, cpus=node.cpus, asks_sole_member=False),
+        "fair": lambda: FairArbiter(now, cpus=node.cpus),
         "lockstep": lambda: LockstepArbiter(places, now),
         "plain": lambda: PlainArbiter(now),
     }

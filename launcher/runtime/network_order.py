@@ -95,7 +95,7 @@ class Leader(RankedArbiter):
     """Rank 0, whose order the other ranks follow: `publish` tells them of a grant's member and session key."""
 
     def __init__(self, publish: Callable[[str, str], None], others: frozenset[int]) -> None:
-        super().__init__(FairArbiter(keeps_free=False))
+        super().__init__(FairArbiter(several_ranks=True))
         self._publish = publish
         self._others = others
         self._there: dict[tuple[str, str], set[int]] = {}
@@ -161,7 +161,7 @@ class Follower(RankedArbiter):
     """Any other rank: the network is granted in rank 0's sequence; `on_join` is called when a session has started."""
 
     def __init__(self, on_join: Callable[[str, str], None]) -> None:
-        self._fair = FairArbiter(orders={NETWORK: self._next}, keeps_free=False)
+        self._fair = FairArbiter(orders={NETWORK: self._next}, several_ranks=True)
         super().__init__(self._fair)
         self._on_join = on_join
         self._sequence: deque[tuple[str, str]] = deque()

@@ -48,7 +48,7 @@ class SwitchError(MuriError):
 
 def runtime_arbiter() -> Arbiter:
     """An arbiter with all that a runtime puts around it; it stays with `fair`."""
-    return PausingArbiter(SwitchingArbiter({"fair": lambda: FairArbiter(asks_sole_member=False)}))
+    return PausingArbiter(SwitchingArbiter({"fair": FairArbiter}))
 
 
 def measure_switches_s(count: int = 1000) -> list[float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher_harness import LOOP, MURI, Launcher, ends
+from launcher_harness import LOOP, MURI, Launcher
 from polling import DEADLINE_S, until
 from rich.console import Console
 
@@ -240,7 +240,7 @@ def test_status_that_a_killed_pilot_left_behind_is_no_group(tmp_path: Path) -> N
 def test_shows_a_real_group_plainly_as_json_and_live(launcher: Launcher) -> None:
     launcher.status_path = launcher.run_dir / "pilot-4711.json"
     launcher.threads("101", "102", options=("--solo-iteration-s", "101=0.005"))
-    job = launcher.member("101", launcher.script(LOOP), 100_000)
+    launcher.member("101", launcher.script(LOOP), 100_000)
     until(lambda: launcher.status()["members"]["101"]["speed"], "a speed")
     plain = subprocess.check_output([*MURI, "top"], env=launcher.environment, text=True)
     assert max(map(len, plain.splitlines())) <= 80
@@ -253,8 +253,6 @@ def test_shows_a_real_group_plainly_as_json_and_live(launcher: Launcher) -> None
     text, code = in_a_terminal([*MURI, "top"], launcher.environment)
     assert "101" in text
     assert code == 0
-    job.terminate()
-    ends(job)
 
 
 def in_a_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, int]:

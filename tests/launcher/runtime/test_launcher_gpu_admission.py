@@ -5,10 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import psutil
 import pytest
 from launcher_harness import LOOP, Launcher, ends
 from polling import until
 
+from muri.clock import MIB
 from muri.group_spec import MemberSpec
 from muri.launcher.runtime.admission import CONTEXT_GIB, START_S, MemoryAdmission, total_gib
 from muri.launcher.runtime.member_table import MemberTable
@@ -94,12 +96,6 @@ def test_a_member_that_was_let_in_and_does_not_start_gives_its_memory_up() -> No
     assert group.admission.refusal("2") is None
 
 
-def resident_mib(pid: int) -> float:
-    """Physical memory of a process."""
-    line = next(s for s in Path(f"/proc/{pid}/status").read_text().splitlines() if s.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
-
-
 HUNGRY = """
     import signal
     import muri
@@ -120,12 +116,13 @@ WANTS = {
 def test_want_of_memory_ends_one_member_and_its_memory_goes_back(launcher: Launcher) -> None:
     runtime = launcher.threads("101", "102", "103", "104", options=("--preload", "torch"))
     assert ends(launcher.member("104", launcher.script("import torch", "warm.py"))) == 0
-    before_mib = resident_mib(runtime.pid)
+    memory = psutil.Process(runtime.pid).memory_info
+    before = memory().rss
     other = launcher.member("104", launcher.script(LOOP, "loop.py"), 200)
     for job, (more, error) in zip(("101", "102", "103"), WANTS.items(), strict=True):
         assert ends(launcher.member(job, launcher.script(HUNGRY.format(more=more)))) == 1
         assert error in launcher.err(job)
-        until(lambda: resident_mib(runtime.pid) < before_mib + 100, "the memory to go back")
+        until(lambda: memory().rss < before + 100 * MIB, "the memory to go back")
     assert ends(other) == 0
     assert "fault" not in launcher.status()
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher
 from polling import until
 
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
@@ -27,34 +28,26 @@ STEADY = IterationRecord(0.5, (0.1, 0.0, 0.2, 0.0), (0.0, 0.0, 0.1, 0.0))
 """0.4 s without the wait, 0.1 s of it in no stage."""
 
 
-class Session:
+def a_session(facts: dict[str, Any] | None, exit_code: int = 0) -> SimpleNamespace:
     """A session with the facts of a test."""
-
-    member = "101"
-
-    def __init__(self, facts: dict[str, Any] | None, exit_code: int = 0) -> None:
-        self.exit_code, self.lost = exit_code, False
-        self.clock, self.told = StageClock(), facts
-
-    def facts(self) -> dict[str, Any] | None:
-        return self.told
-
-    def python(self) -> dict[str, str]:
-        return {"prefix": "/env", "executable": "/env/bin/python"}
+    python = {"prefix": "/env", "executable": "/env/bin/python"}
+    return SimpleNamespace(
+        member="101", exit_code=exit_code, lost=False, clock=StageClock(), facts=lambda: facts, python=lambda: python
+    )
 
 
 def measurement(
-    session: Session, turns: list[bool] | None = None, now_s: Callable[[], float] = lambda: 7.0, *, early: bool = False
+    session: Any, turns: list[bool] | None = None, now_s: Callable[[], float] = lambda: 7.0, *, early: bool = False
 ) -> Measurement:
     undisturbed = (lambda: True) if turns is None else (lambda: turns.pop(0))
-    return Measurement(session, undisturbed, tells_early=early, now_s=now_s)  # type: ignore[arg-type]
+    return Measurement(session, undisturbed, tells_early=early, now_s=now_s)
 
 
 FACTS = {"gpu_mem_gib": 3.0, "gradient_mib": 44.0, "dangers": ["children"], "accumulates": True}
 
 
 def test_it_is_sure_after_the_first_steady_iterations_and_leaves_waits_out() -> None:
-    session = Session(FACTS)
+    session = a_session(FACTS)
     found = measurement(session)
     for _ in range(11):
         session.clock.count(STEADY)
@@ -80,7 +73,7 @@ def unsteady(number: int) -> IterationRecord:
 
 @pytest.mark.parametrize("early", [True, False])
 def test_the_first_means_of_a_model_never_seen_are_told_at_once_and_replaced_once_they_are_sure(early: bool) -> None:
-    session, times_s = Session(FACTS), count(7.0)
+    session, times_s = a_session(FACTS), count(7.0)
     found, told = measurement(session, now_s=lambda: next(times_s), early=early), []
     for number in range(ENOUGH_ITERATIONS + 2 * HALF_WINDOW):
         session.clock.count(unsteady(number))
@@ -94,7 +87,7 @@ def test_the_first_means_of_a_model_never_seen_are_told_at_once_and_replaced_onc
 
 
 def test_first_means_stay_where_a_script_ends_with_less_than_it_has_told() -> None:
-    session = Session(FACTS)
+    session = a_session(FACTS)
     found = measurement(session, [True] * 12 + [False] + [True] * 5, early=True)
     for number in range(12):
         session.clock.count(unsteady(number))
@@ -106,7 +99,7 @@ def test_first_means_stay_where_a_script_ends_with_less_than_it_has_told() -> No
 
 
 def test_first_means_are_looked_for_often_while_they_are_due() -> None:
-    session = Session(FACTS)
+    session = a_session(FACTS)
     found = measurement(session, early=True)
     assert not found.is_awaited
     session.clock.count(STEADY)
@@ -118,24 +111,24 @@ def test_first_means_are_looked_for_often_while_they_are_due() -> None:
 
 
 def test_what_the_process_has_not_told_is_waited_for() -> None:
-    session = Session(None)
+    session = a_session(None)
     found = measurement(session)
     for _ in range(50):
         session.clock.count(STEADY)
     assert found.look() is None
-    session.told = FACTS
+    session.facts = lambda: FACTS
     assert found.look() is not None
 
 
 def test_a_measurement_that_is_never_sure_does_not_keep_the_group_in_turns_for_ever() -> None:
     times_s = iter([7.0, 7.0 + MOST_TURNS_S - 1, 7.0 + MOST_TURNS_S])
-    found = measurement(Session(FACTS), now_s=lambda: next(times_s))
+    found = measurement(a_session(FACTS), now_s=lambda: next(times_s))
     assert found.needs_turns
     assert not found.needs_turns
 
 
 def test_iterations_without_turns_count_for_nothing() -> None:
-    session = Session(FACTS)
+    session = a_session(FACTS)
     found = measurement(session, [True] * 11 + [False] + [True] * 12)
     for _ in range(23):
         session.clock.count(STEADY)
@@ -146,7 +139,7 @@ def test_iterations_without_turns_count_for_nothing() -> None:
 
 @pytest.mark.parametrize(("iterations", "is_measured"), [(11, False), (13, True)])
 def test_a_script_that_ends_has_told_something_or_not(iterations: int, is_measured: bool) -> None:
-    session = Session(FACTS)
+    session = a_session(FACTS)
     found = measurement(session)
     for number in range(iterations):
         session.clock.count(IterationRecord(0.5 + 0.3 * (number % 2), (0.1, 0.0, 0.2, 0.0), (0.0,) * 4))
@@ -158,13 +151,13 @@ def test_a_script_that_ends_has_told_something_or_not(iterations: int, is_measur
 
 
 def test_a_script_that_failed_says_nothing_against_its_model() -> None:
-    assert measurement(Session(FACTS, exit_code=1)).look(ended=True) is None
+    assert measurement(a_session(FACTS, exit_code=1)).look(ended=True) is None
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_the_status_tells_what_was_measured_of_a_running_script(launcher: Launcher, kind: str) -> None:
     launcher.runtime("101", options=("--isolation", kind, "--discipline", "fair"))
-    member = launcher.member("101", launcher.script(LOOP), 100_000)
+    launcher.member("101", launcher.script(LOOP), 100_000)
     until(lambda: launcher.status()["members"]["101"]["measured"], "a measurement")
     told = launcher.status()["members"]["101"]["measured"]
     figures = DryRunResult.from_dict(told)
@@ -173,16 +166,12 @@ def test_the_status_tells_what_was_measured_of_a_running_script(launcher: Launch
     assert figures.iterations >= 10
     assert figures.detail.dangers is not None
     assert launcher.status()["members"]["101"]["state"] == "running"
-    member.terminate()
-    ends(member)
 
 
 def test_auto_measures_before_it_shares_plainly(launcher: Launcher) -> None:
     launcher.runtime("101", "102", options=("--isolation", "process", "--discipline", "auto"))
     script = launcher.script(LOOP)
-    members = [launcher.member(job, script, 100_000) for job in ("101", "102")]
+    for job in ("101", "102"):
+        launcher.member(job, script, 100_000)
     until(lambda: all(each["measured"] for each in launcher.status()["members"].values()), "both measurements")
     until(lambda: launcher.status()["discipline"] == "plain", "a trial of plain sharing")
-    for member in members:
-        member.terminate()
-        ends(member)

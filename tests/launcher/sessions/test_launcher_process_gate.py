@@ -44,7 +44,7 @@ class Member:
 
 @pytest.fixture
 def make() -> Iterator[Callable[[str], Member]]:
-    with gates_of(FairArbiter()) as gates:
+    with gates_of(FairArbiter(several_ranks=True)) as gates:  # a sole member asks, too
         yield lambda name: Member(name, gates)
 
 
