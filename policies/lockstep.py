@@ -19,7 +19,6 @@ from muri.policies.speed import (
     Shape,
     SpeedModel,
     SpeedModelError,
-    UnknownSpeedModelError,
     alone,
     checked_groups,
     chunks,
@@ -360,4 +359,4 @@ def speed_model(name: str, *, ordering: str = "best", table: InterferenceTable |
                 )
             # Few sites measure every pair: lockstep, the paper's model, gives the speeds of the others.
             return Measured(table, Lockstep(ordering))
-    raise UnknownSpeedModelError(f"speed_model is {name!r}; valid are: {', '.join(SPEED_MODELS)}")
+    raise OptionsError(f"speed_model is {name!r}; valid are: {', '.join(SPEED_MODELS)}")

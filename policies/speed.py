@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muri.errors import UsageError
-from muri.policies.options import MAX_GROUP_SIZE, OptionsError
+from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.traits import InterferenceTable
 from muri.profiler.records import ProfileError, StageProfile
 
@@ -86,10 +86,6 @@ class SpeedModel(Hashable, Protocol):
 
 class SpeedModelError(UsageError):
     """Groups, shapes or parameters that a speed model cannot evaluate."""
-
-
-class UnknownSpeedModelError(OptionsError):
-    """No speed model has this name."""
 
 
 @dataclass(frozen=True, slots=True)
