@@ -50,7 +50,6 @@ class Bandwidth:
     ranks_per_node: int  # Ranks on each node, one for each GPU
     mib_per_s: float  # What each link of the ring carries, MiB per second
     latency_s: float  # Seconds that a step of the ring takes beside that
-    backend: str = "nccl"  # What carried it: "nccl" or "gloo"
     measured_at: str = ""  # UTC time, ISO-8601
 
     def __post_init__(self) -> None:

@@ -41,12 +41,6 @@ OBSERVATIONS_PER_KEY: Final = 1000
 DRIFT: Final = "drift"
 """The `who` of marks that the controller sets because live figures moved away; no user has that name."""
 
-REUSE_KIND: Final = "reuse"
-REUSE_NAME: Final = "jobs"
-REUSE_COUNT: Final = "count"
-"""Where the controller counts the jobs that started with a profile of another one's dry run: the document
-`REUSE_NAME` of kind `REUSE_KIND`, under this key."""
-
 ACCUMULATES: Final = "accumulates"
 """Kind of the documents that name models whose batches can be split, by the profile key's text."""
 
@@ -364,9 +358,3 @@ def _observation(row: Any) -> Observation:
 def _audit_entry(row: Any) -> AuditEntry:
     _, at, who, action, *key, before, after = row
     return AuditEntry(at, who, action, ProfileKey(*key), *(dict(json_of(side)) or None for side in (before, after)))
-
-
-def reuse_count(store: ProfileStore) -> int:
-    """Jobs that the controller started with a profile that was measured for another one."""
-    counts = (each.body.get(REUSE_COUNT, 0) for each in store.documents(REUSE_KIND) if each.name == REUSE_NAME)
-    return int(next(counts, 0))

@@ -5,7 +5,7 @@ other read error is logged, and the cycle plans without those figures.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from muri.clock import moment, text_of
 from muri.errors import MuriError
-from muri.policies.types import PlanJob, Policy
+from muri.policies.types import Policy
 from muri.profiler.drift import Drift, DriftRule, find_drift, is_due, measured_by_jobs
 from muri.profiler.dryrun.steadiness import certainty
 from muri.profiler.errors import CorruptStoreError, InterferenceError
@@ -37,25 +37,20 @@ from muri.profiler.slowdown import SLOWDOWNS, SlowdownFit
 from muri.profiler.store import (
     ACCUMULATES,
     DRIFT,
-    REUSE_COUNT,
-    REUSE_KIND,
-    REUSE_NAME,
     Author,
     Observation,
     ProfileStore,
     StaleMark,
-    reuse_count,
 )
 from muri.profiler.store_file import set_aside
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.actions import Action, started
 from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, CycleInput, Knowledge
 from muri.slurm_plugin.planning.gathered import Gathered, doubt
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits, batch_model
 from muri.slurm_plugin.planning.slurm_requests import as_submitted
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import job_use, member_report
-from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, RETRY_AFTER_S, Intent, Journal
+from muri.slurm_plugin.records.journal import PAIR, RETRY_AFTER_S, Journal
 from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View, profile_key
 
 log = logging.getLogger("muri.controller")
@@ -174,21 +169,6 @@ def log_set_aside(error: CorruptStoreError, place: Path) -> None:
         "measured again. To save what is left of it: sqlite3 %s .recover",
         error.path, error.detail, place, place,
     )  # fmt: skip
-
-
-def note_reuse(
-    store: ProfileStore, actions: Iterable[Action], jobs: Sequence[PlanJob], intents: Iterable[Intent], now_s: float
-) -> None:
-    """Count a cycle's starts on a profile that needed no dry run of their own.
-
-    Raises:
-        StoreError: The store cannot be written.
-    """
-    measured_for = {int(intent.payload["job_id"]) for intent in intents if intent.kind == DRY_RUN}
-    known = {job.job_id for job in jobs if job.profile is not None and not job.profile.is_estimate}
-    if count := len((known & started(actions)) - measured_for):
-        at = text_of(now_s)
-        store.put_document(REUSE_KIND, Document(REUSE_NAME, at, {REUSE_COUNT: reuse_count(store) + count}))
 
 
 def read_traits(store: ProfileStore) -> KnownTraits:

@@ -39,7 +39,6 @@ from muri.slurm_plugin.planning.plan_actions import shares_gpus
 from muri.slurm_plugin.profile_use import (
     learn_pairs,
     log_set_aside,
-    note_reuse,
     read_traits,
     watch,
     with_estimates,
@@ -284,13 +283,11 @@ class Controller:
         return []
 
     def _keep_up(self, decision: Decision) -> list[str]:
-        """Watch for drift, learn of pairs and count reuse; a failure here must not cost the cycle."""
-        jobs, now_s = decision.preparation.request.jobs, decision.view.snapshot.taken_s
+        """Watch for drift and learn of pairs; a failure here must not cost the cycle."""
         try:
             watch(self._store, decision.view, self._config)
             policy = self._policy_for(decision.view.snapshot.limits.priority_type)
             learn_pairs(self._store, self._journal, decision.preparation.cycle, policy)
-            note_reuse(self._store, decision.actions, jobs, self._journal.intents(), now_s)
         except CorruptStoreError:
             raise
         except StoreError as error:

@@ -26,7 +26,7 @@ from muri.profiler.errors import (
     StoreVersionError,
 )
 from muri.profiler.records import ProfileKey
-from muri.profiler.store import HISTORY_PER_KEY, Author, Observation, ProfileStore, Stored, reuse_count
+from muri.profiler.store import HISTORY_PER_KEY, Author, Observation, ProfileStore, Stored
 from muri.profiler.store_file import APPLICATION_ID, MIGRATIONS
 
 NOBODY = 65_534
@@ -341,7 +341,7 @@ def test_what_an_older_version_stored_serves_all_users(of_format_2):
         assert [(mark.key, mark.reason) for mark in store.stale_marks()] == [(key, "drifted")]
         assert [each.job_id for each in store.observations(key)] == [7]
         assert [(entry.key, entry.action) for entry in store.audit()] == [(key, "edit")]
-        assert reuse_count(store) == 3
+        assert [each.body for each in store.documents("reuse")] == [{"count": 3}]
         store.check()
         store.put(make_profile(user="alice", load_s=0.5))
         assert [(item.key.user, item.load_s) for item in store.list()] == [("", 0.12), ("alice", 0.5)]
