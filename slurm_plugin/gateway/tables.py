@@ -18,7 +18,7 @@ from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoGateLicenseError, SlurmUnreachableError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Node, Reservation
-from muri.slurm_plugin.records.nodes import HostListError, Islands, islands_of, names_in
+from muri.slurm_plugin.records.nodes import Islands, islands_of, name_count, names_in
 from muri.slurm_plugin.records.roles import GATE_LICENSE
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class GresConf:
         if not any(map(_lacks_indices, nodes)):
             return nodes
         try:
-            in_use = gpus_by_node(gateway.gpus_in_use())
+            in_use = gpus_by_node(gateway.gpus_in_use(), sum(node.gpu_count for node in nodes))
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
@@ -227,13 +227,15 @@ class GresConf:
         return self._islands
 
 
-def gpus_by_node(held: Iterable[Held]) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs in use on each node."""
+def gpus_by_node(held: Iterable[Held], most: int) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs in use on each node, of `most` in all: users' texts can name more, which are not unfolded."""
     found: dict[str, set[int]] = {}
     for nodes, indices in held:
-        with contextlib.suppress(HostListError):
-            for name in names_in(nodes):
-                found.setdefault(name, set()).update(indices)
+        with contextlib.suppress(ValueError):
+            if (count := name_count(nodes)) <= most:
+                most -= count
+                for name in names_in(nodes):
+                    found.setdefault(name, set()).update(indices)
     return {name: tuple(sorted(indices)) for name, indices in found.items()}
 
 

@@ -41,7 +41,7 @@ def names_in(host_list: str) -> frozenset[str]:
     if not _HOST_LIST.fullmatch(host_list):
         raise HostListError(f"{host_list[:80]!r} is not a list of nodes")
     try:
-        if sum(map(_name_count, _COMMA.split(host_list))) > MOST_NODES:
+        if name_count(host_list) > MOST_NODES:
             raise HostListError(f"{host_list[:80]!r} lists more than {MOST_NODES} nodes")
         return frozenset(NodeSet(host_list, resolver=RESOLVER_NOGROUP))
     except (NodeSetParseError, ValueError) as error:
@@ -53,8 +53,12 @@ def folded(names: AbstractSet[str]) -> str:
     return next(iter(names)) if len(names) == 1 else str(NodeSet.fromlist(sorted(names)))
 
 
-def _name_count(item: str) -> int:
-    """Return how many names one folded name stands for, at least 1."""
+def name_count(host_list: str) -> int:
+    """Return how many names a folded host list stands for, without unfolding it; a ValueError where it is none."""
+    return sum(map(_count, _COMMA.split(host_list)))
+
+
+def _count(item: str) -> int:
     return math.prod(sum(map(_size, bracket.split(","))) for bracket in re.findall(r"\[([^\[\]]*)\]", item))
 
 

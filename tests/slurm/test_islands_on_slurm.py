@@ -31,7 +31,7 @@ def pairs(linked: Driver) -> Iterator[Driver]:
 
 def in_use(driver: Driver, node: str) -> tuple[int, ...]:
     text = driver.run("scontrol", "--details", "--oneliner", "show", "job", user="root", check=False).stdout
-    return gpus_by_node(held_in(text)).get(node, ())
+    return gpus_by_node(held_in(text), 64).get(node, ())
 
 
 def hold(driver: Driver, node: str, gpus: int) -> list[int]:
@@ -50,7 +50,7 @@ def test_a_pilot_job_goes_where_the_free_gpus_are_linked(pairs: Driver) -> None:
     by_gpu = {}
     for job in hold(pairs, "n1", 4):
         details = pairs.run("scontrol", "--details", "--oneliner", "show", "job", str(job), user="root").stdout
-        by_gpu[gpus_by_node(held_in(details))["n1"]] = job
+        by_gpu[gpus_by_node(held_in(details), 64)["n1"]] = job
     hold(pairs, "n2", 2)
     # One GPU of each pair is free on the first node, a whole pair on the second: as many on both.
     pairs.run("scancel", str(by_gpu[1,]), str(by_gpu[3,]), user="root")

@@ -1,5 +1,6 @@
 """Slurm's tables: islands from gres.conf, only believed where they fit; GPUs of running jobs; leases; reservations."""
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -62,7 +63,17 @@ PAIRS = "".join(
 
 
 def test_running_jobs_tell_which_gpus_they_have():
-    assert gpus_by_node(held_in(JOBS)) == {"n1": (0, 3), "n2": (3,)}
+    assert gpus_by_node(held_in(JOBS), 6) == {"n1": (0, 3), "n2": (3,)}
+
+
+def test_shares_of_more_gpus_than_there_are_take_no_time_to_read():
+    """Each of these lists would take a tenth of a second to unfold; a submit line has room for ten thousand."""
+    pretended = START.format(state="RUNNING", nodes="n1") + "".join(
+        " " + SHARE.format(nodes=f"n[1-{65_536 - number}]", gres="gpu:1(IDX:1)") for number in range(9_000)
+    )
+    begun_s = time.process_time()
+    assert gpus_by_node(held_in(f"{pretended}\n{JOBS}"), 6) == {"n1": (0, 3), "n2": (3,)}
+    assert time.process_time() - begun_s < 30.0
 
 
 class Telling(FakeSlurm):
