@@ -235,7 +235,6 @@ is_compiling: Final[Callable[[], bool]] = _tells_compiling or bool
 """Whether `torch.compile` traces the caller, which takes it for a constant; PyTorch before 2.1 cannot tell."""
 
 _passed_over: Final[list[Any]] = []
-_methods_passed_over: Final[list[tuple[Any, str]]] = []
 _left_alone: Final[list[tuple[dict[str, Any], str]]] = []
 _lock: Final = threading.Lock()
 
@@ -243,11 +242,6 @@ _lock: Final = threading.Lock()
 def pass_over(*hooks: Callable[..., Any]) -> None:
     """Let the compiler begin behind these hooks, at the functions that they call; copies of a hook share its code."""
     _passed_over.extend(hooks)
-
-
-def pass_over_method(place: Any, name: str) -> None:
-    """Let the compiler begin behind a class's method, looked up then: other parts of Muri may replace it later."""
-    _methods_passed_over.append((place, name))
 
 
 def leave_alone(namespace: dict[str, Any], *functions: Callable[..., Any]) -> None:
@@ -284,7 +278,7 @@ def _hide(compiler: ModuleType) -> None:
     if _tells_compiling is None or skip is None:
         replace(torch.nn.Module, "__call__", _plain_call)
         return
-    for hook in [*_passed_over, *(getattr(place, name) for place, name in _methods_passed_over)]:
+    for hook in _passed_over:
         skip(hook.__code__)
     for namespace, name in _left_alone:
         namespace[name] = compiler.disable(namespace[name])

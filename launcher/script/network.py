@@ -21,7 +21,7 @@ from torch import distributed
 
 from muri.launcher.job.script import after_import
 from muri.launcher.job.stage_clock import SYNCHRONIZE
-from muri.launcher.script.compute import is_compiling, leave_alone, pass_over, pass_over_method
+from muri.launcher.script.compute import is_compiling, leave_alone, pass_over
 from muri.launcher.script.hooks import Watch, replace, switch_off, thread, watching
 
 IDLE_END_S: Final = 5.0
@@ -278,7 +278,7 @@ def install_data_parallel() -> None:
     replace(ddp, "__init__", construct)
     replace(ddp, "register_comm_hook", register_comm_hook)
     pass_over(construct, register_comm_hook, send_gradients)
-    pass_over_method(ddp, "_ddp_init_helper")  # Muri's, where models do not hold their process groups alone
+    pass_over(ddp._ddp_init_helper)  # Muri's, where models do not hold their process groups alone
     leave_alone(globals(), _lend_sender, _sender_of, _send)
     _install_builtin_hooks(ddp)
     _install_forward(ddp)

@@ -118,9 +118,9 @@ def main(arguments: list[str]) -> None:
         raise
     sys.argv[0] = loaded.argv0
     sys.modules["__main__"] = loaded.module
+    keep_process_groups()  # before the hooks, which hide what PyTorch has by then from the compiler
     if wants_stages(os.environ):
         install_stage_hooks()
-    keep_process_groups()
     mark = os.environ.pop(MARK_VARIABLE, "")
     if os.environ.get(DRY_RUN_VARIABLE) or is_gated(os.environ):
         watch_dangers(sys.path[0])
