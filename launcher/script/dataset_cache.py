@@ -28,7 +28,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import reduction
 from pathlib import Path
 from typing import Any, Final
@@ -103,10 +102,10 @@ class CachedDataset:
                 raise CacheError(f"muri.cache: gib={gib:g} is too little: {table}")
             self._items = SharedItems(length, int(gib * GIB))
             return
-        room = room_of(os.environ)
-        if room is None:
+        given_bytes = memory_given(os.environ)
+        if not given_bytes:
             logger.warning("muri.cache: nothing is kept: nothing says what memory this job was given; give gib=…")
-        self._items = SharedItems(length, 0, room)
+        self._items = SharedItems(length, 0, given_bytes)
         logger.info("muri.cache: at most %.3g GiB are kept", self.gib)
 
     def __len__(self) -> int:
@@ -228,19 +227,20 @@ class SharedItems:
     The memory is a file without a name (memfd_create): the kernel frees it with the last process
     that has it open, however that ends. It holds two counters, the limit, what reading took, and for each place
     its offset and length, then the bytes. Writers lock the file; the kernel drops the lock of a killed one. Readers
-    don't lock: a place's length is written last, and never changes after. A `room` is asked for the limit at first,
-    and again and again while the memory fills.
+    don't lock: a place's length is written last, and never changes after. Where
+    `given_bytes` says what memory the process and its workers have, the limit is what they leave of it, looked up at
+    first and again and again while the cache fills.
     """
 
-    def __init__(self, places: int, limit_bytes: int, room: Room | None = None) -> None:
+    def __init__(self, places: int, limit_bytes: int, given_bytes: int = 0) -> None:
         self.places = places
-        self.room = room
+        self.given_bytes = given_bytes
         fd = os.memfd_create("muri-cache", os.MFD_CLOEXEC)
         os.ftruncate(fd, self.table_bytes(places))
         self._adopt(fd)
         self._words[_LIMIT] = limit_bytes
-        if room is not None:
-            self._look(room)
+        if given_bytes:
+            self._look()
 
     @staticmethod
     def table_bytes(places: int) -> int:
@@ -269,8 +269,8 @@ class SharedItems:
         with self._locked():
             if self._words[index + 1] != 0:
                 return
-            if self.room is not None and self._words[_USED] >= self._words[_LOOK_AT]:
-                self._look(self.room)
+            if self.given_bytes and self._words[_USED] >= self._words[_LOOK_AT]:
+                self._look()
             offset = self.table_bytes(self.places) + self._words[_USED]
             self._words[index + 1] = _REFUSED  # until the bytes are there
             if not content or offset + len(content) > self.limit_bytes:
@@ -297,11 +297,11 @@ class SharedItems:
         """Most memory, the table included."""
         return self._words[_LIMIT]
 
-    def _look(self, room: Room) -> None:
-        """Set the limit anew by what is left of the room."""
+    def _look(self) -> None:
+        """Set the limit anew by what is left of the memory given."""
         others = sum(items.used_bytes for items in list(_all_items) if items is not self)
-        self._words[_LIMIT] = room.limit_bytes(others)
-        self._words[_LOOK_AT] = self._words[_USED] + max(1, room.given_bytes // LOOKS)
+        self._words[_LIMIT] = left_bytes(self.given_bytes, self._words[_READS + _OWNER], others)
+        self._words[_LOOK_AT] = self._words[_USED] + max(1, self.given_bytes // LOOKS)
 
     @property
     def used_bytes(self) -> int:
@@ -310,12 +310,12 @@ class SharedItems:
 
     def __getstate__(self) -> dict[str, Any]:
         """Hand the same memory to a process that is being spawned."""
-        return {"places": self.places, "room": self.room, "fd": reduction.DupFd(self._fd)}
+        return {"places": self.places, "given_bytes": self.given_bytes, "fd": reduction.DupFd(self._fd)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attach to the memory in the spawned process."""
         self.places = state["places"]
-        self.room = state["room"]
+        self.given_bytes = state["given_bytes"]
         self._adopt(state["fd"].detach())
 
     def _adopt(self, fd: int) -> None:
@@ -510,26 +510,17 @@ LOOKS: Final = 32
 _KIB: Final = 1024
 
 
-@dataclass(frozen=True)
-class Room:
-    """What the caches of one process and its loader workers may take.
+def left_bytes(given_bytes: int, root: int, others_bytes: int) -> int:
+    """Return the bytes that a cache may take now of the memory given.
 
-    Attributes:
-        given_bytes: The job's memory on this node, divided by its ranks there.
-        root: The process whose memory, with that of its descendants, counts as needed.
+    The memory of process `root` and its descendants is needed, and what other caches of the process hold.
     """
-
-    given_bytes: int
-    root: int
-
-    def limit_bytes(self, others_bytes: int = 0) -> int:
-        """Return the bytes that a cache may take now, beside what other caches of the process hold."""
-        needed = sum(map(_own_bytes, (self.root, *descendants_of(self.root)))) + others_bytes
-        return max(0, int(self.given_bytes * (1 - SPARE)) - needed)
+    needed = sum(map(_own_bytes, (root, *descendants_of(root)))) + others_bytes
+    return max(0, int(given_bytes * (1 - SPARE)) - needed)
 
 
-def room_of(environment: Mapping[str, str]) -> Room | None:
-    """Return the room of this process by Slurm's variables; None where they do not say it.
+def memory_given(environment: Mapping[str, str]) -> int:
+    """Return the bytes of the job's memory on this node for each of its ranks there, 0 where Slurm does not say it.
 
     Each rank of the job on this node has a cache of its own. A memory of 0 means the node's, whose share of this job
     is unknown.
@@ -547,7 +538,7 @@ def room_of(environment: Mapping[str, str]) -> Room | None:
     )
     counts = map(number, ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
     ranks = next(filter(None, counts), 1)
-    return Room(given_mib * MIB // ranks, os.getpid()) if given_mib else None
+    return given_mib * MIB // ranks
 
 
 def _own_bytes(pid: int) -> int:

@@ -275,14 +275,6 @@ def give_memory_back(clock: StageClock) -> None:
         trim(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Why the runtime cannot go on."""
-
-    cause: str  # the error, in CUDA's words
-    culprits: tuple[str, ...]  # job ids of the members that may have caused it
-
-
 def sticky_text(error: BaseException, device: Device | None) -> str | None:
     """Return the text of a script's exception, or one of its causes, that ended the CUDA context, else None.
 
@@ -308,7 +300,7 @@ class FaultWatch:
     """Looks at each session that ends, and ends the runtime after the first fault."""
 
     def __init__(self, running: Callable[[], list[MemberSession]], end_runtime: Callable[[], None]) -> None:
-        self.fault: Fault | None = None
+        self.fault: dict[str, Any] | None = None  # why the runtime can't go on, as the status file has it
         self._lock = threading.Lock()
         self._running, self._end_runtime = running, end_runtime
 
@@ -324,8 +316,9 @@ class FaultWatch:
             if self.fault is not None:
                 return
             suspects = [] if device is None else device.suspects()
-            self.fault = Fault(cause, tuple(dict.fromkeys([session.member, *suspects])))
-        logger.error("%s: members are requeued; it may come from %s", cause, ", ".join(self.fault.culprits))
+            culprits = list(dict.fromkeys([session.member, *suspects]))
+            self.fault = {"cause": cause, "culprits": culprits}
+        logger.error("%s: members are requeued; it may come from %s", cause, ", ".join(culprits))
         for other in self._running():
             other.condemned = True
         self._end_runtime()

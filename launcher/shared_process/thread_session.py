@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 from muri.group_spec import MemberSpec
@@ -432,7 +431,7 @@ class Threads:
 
     def fault(self) -> dict[str, Any] | None:
         """Why this process can't go on, as the status file has it; None while it can."""
-        return None if self._faults.fault is None else asdict(self._faults.fault)
+        return self._faults.fault
 
 
 _installed: list[LocalModules] = []

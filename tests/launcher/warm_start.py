@@ -256,20 +256,14 @@ def _settle(request: dict[str, Any], files: list[int]) -> list[str]:
     for target, source in enumerate(files):
         os.dup2(source, target)
         os.close(source)
-    _heed(request["cwd"], request["env"])
-    return list(request["arguments"])
-
-
-def _heed(cwd: str | None, environment: dict[str, str]) -> None:
-    """Take over directory and environment."""
-    if cwd is not None:
-        os.chdir(cwd)
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(request["env"])
     if "PYTHONFAULTHANDLER" in os.environ:
         faulthandler.enable()
     if os.environ.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
+    return list(request["arguments"])
 
 
 if __name__ == "__main__":

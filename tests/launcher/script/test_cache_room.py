@@ -9,7 +9,7 @@ import pytest
 
 import muri
 from muri.clock import GIB, MIB
-from muri.launcher.script.dataset_cache import Room, room_of
+from muri.launcher.script.dataset_cache import left_bytes, memory_given
 
 FILL = """\
 import sys, muri
@@ -75,16 +75,15 @@ def test_without_a_word_from_slurm_nothing_is_kept_and_the_script_goes_on(monkey
         ({"SLURM_MEM_PER_NODE": "4096", "SLURM_TASKS_PER_NODE": "1", "LOCAL_WORLD_SIZE": "2"}, 2),
         ({"SLURM_MEM_PER_CPU": "1024", "SLURM_CPUS_ON_NODE": "3"}, 3),
         ({"SLURM_MEM_PER_GPU": "1024", "SLURM_GPUS_ON_NODE": "2"}, 2),
-        ({"SLURM_MEM_PER_NODE": "0"}, None),
-        ({"SLURM_MEM_PER_CPU": "1024"}, None),
-        ({"SLURM_MEM_PER_NODE": "much"}, None),
+        ({"SLURM_MEM_PER_NODE": "0"}, 0),
+        ({"SLURM_MEM_PER_CPU": "1024"}, 0),
+        ({"SLURM_MEM_PER_NODE": "much"}, 0),
     ],
 )
 def test_what_slurm_says(environment, given_gib):
-    room = room_of(environment)
-    assert (room and room.given_bytes / GIB) == given_gib
+    assert memory_given(environment) == given_gib * GIB
 
 
 def test_what_others_hold_counts():
-    room = Room(64 * GIB, os.getpid())
-    assert room.limit_bytes(GIB) == pytest.approx(room.limit_bytes() - GIB, abs=64 * MIB)
+    alone, beside = (left_bytes(64 * GIB, os.getpid(), others_bytes) for others_bytes in (0, GIB))
+    assert beside == pytest.approx(alone - GIB, abs=64 * MIB)

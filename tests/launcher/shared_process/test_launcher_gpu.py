@@ -135,6 +135,24 @@ def test_suspects_are_those_whose_work_is_not_known_to_be_done(device: Device, c
     assert device.suspects() == ["2", "3"]
 
 
+def test_the_first_fault_condemns_all_members_and_ends_the_runtime_once(
+    device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu.preparation, "device", device)
+    for name in ("2", "3"):
+        GpuMember(device, cuda, name).iterate(0.1)
+    sessions = [SimpleNamespace(member=name, fault=None, exit_code=1, condemned=False) for name in ("1", "2")]
+    ends: list[None] = []
+    watch = gpu.FaultWatch(lambda: sessions[1:], lambda: ends.append(None))
+    watch.session_ended(sessions[0])
+    assert (watch.fault, ends, sessions[0].condemned) == (None, [], False), "the device still works"
+    sessions[0].fault = cuda.broken = STICKY.splitlines()[0]
+    for session in sessions:
+        watch.session_ended(session)
+    assert watch.fault == {"cause": STICKY.splitlines()[0], "culprits": ["1", "2", "3"]}
+    assert ([session.condemned for session in sessions], ends) == ([True, True], [None])
+
+
 def test_a_process_without_a_gpu_has_no_device(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", module(cuda))
     monkeypatch.setattr(cuda, "is_available", lambda: False)
