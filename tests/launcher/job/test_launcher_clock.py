@@ -171,9 +171,7 @@ def test_stage_in_another_thread_is_timed_but_not_gated(clock, gate, time) -> No
             time.seconds += 7.0
 
     with stages.stage("propagate"):
-        thread = threading.Thread(target=prefetch)
-        thread.start()
-        thread.join()
+        in_thread(prefetch)
         assert gate.held == [PROPAGATE]
     assert clock.stage_s == [0.0, 0.0, 7.0, 0.0]  # each second once
     assert clock.hidden_s[LOAD] == 7.0

@@ -51,11 +51,9 @@ ARGUMENTS = ("--lr", "0.1", "-m", "--timing", "--help")
 SEEN = "import sys; print(sys.argv, sys.path, __name__, __file__); sys.exit(3)"
 
 
-@pytest.mark.parametrize(
-    ("text", "code"), [(SEEN, 3), ("import muri\nfor b in muri.batches([1]):\n with muri.stage('load'): print(b)", 0)]
-)
-def test_alone_it_is_python(launcher: Launcher, text: str, code: int) -> None:
-    assert compare(launcher, text, *ARGUMENTS) == code
+def test_alone_it_is_python(launcher: Launcher) -> None:
+    text = "import muri\nfor b in muri.batches([1]):\n with muri.stage('load'): print(b)"
+    assert compare(launcher, text, *ARGUMENTS) == 0
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def release(python: str) -> str:
 
 def test_a_script_runs_alone_with_its_stages(launcher: Launcher, python: str) -> None:
     trace = launcher.folder / "trace.json"
-    assert ends(launcher.member(None, "--timing", "--trace", trace, launcher.script(SCRIPT))) == 3, launcher.err(None)
-    assert launcher.out(None) == f"{release(python)} 39 False\n"
+    out = launcher.ran(None, "--timing", "--trace", trace, launcher.script(SCRIPT), code=3)
+    assert out == f"{release(python)} 39 False\n"
     assert "40 iterations" in launcher.err(None)
     assert {"load", "preprocess", "propagate"} <= {event["name"] for event in json.loads(trace.read_text())}
 

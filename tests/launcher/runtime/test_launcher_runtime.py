@@ -56,8 +56,10 @@ def test_modules_run_with_dash_m(launcher: Launcher) -> None:
     package = launcher.script("", "__init__.py", folder="package").parent
     (package / "__main__.py").write_text("import sys; print(__spec__.name, __package__, sys.argv)")
     launcher.threads("101")
-    assert ends(launcher.member("101", "-m", "package", "--lr", "1")) == 0, launcher.err("101")
-    assert launcher.out("101") == f"package.__main__ package ['{package}/__main__.py', '--lr', '1']\n"
+    assert (
+        launcher.ran("101", "-m", "package", "--lr", "1")
+        == f"package.__main__ package ['{package}/__main__.py', '--lr', '1']\n"
+    )
     assert ends(launcher.member("101", "-m", "no_such_module")) == 2
     assert "no_such_module" in launcher.err("101")
 
@@ -203,8 +205,7 @@ def test_sockets_vanish_with_the_runtime_and_stale_ones_do_no_harm(launcher: Lau
     ends(first)
     assert list(launcher.run_dir.iterdir())
     second = launcher.threads("101")
-    assert ends(launcher.member("101", launcher.script("print('ok')"))) == 0
-    assert launcher.out("101") == "ok\n"
+    assert launcher.ran("101", launcher.script("print('ok')")) == "ok\n"
     second.terminate()
     assert ends(second) == 0
     assert not list(launcher.run_dir.iterdir())

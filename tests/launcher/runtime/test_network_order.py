@@ -7,9 +7,10 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from polling import DEADLINE_S, until
@@ -95,32 +96,24 @@ def group() -> Iterator[Group]:
     group.close()
 
 
-class Asking:
-    """A member that asks for the network in a thread of its own."""
+class Asking(Future[Any]):
+    """What comes of a call in a thread of its own, such as a member's request for the network."""
 
     def __init__(self, call: Callable[..., object], *arguments: object) -> None:
-        self.results: list[object] = []
-        self._call, self._arguments = call, arguments
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+        super().__init__()
+        threading.Thread(target=self._work, args=(call, *arguments), daemon=True).start()
+
+    def _work(self, call: Callable[..., object], *arguments: object) -> None:
+        try:
+            self.set_result(call(*arguments))
+        except BaseException as error:  # looked at by the test
+            self.set_exception(error)
 
     def waits(self, arbiter: RankedArbiter) -> bool:
         """Whether it has to wait: on rank 0 for its peers, on the others for its turn."""
         waiting = arbiter._waiting if isinstance(arbiter, Leader) else arbiter.waiting_hint
-        until(lambda: self.results or any(waiting), "the answer or the wait for it")
-        return not self.results
-
-    def answer(self) -> object:
-        """What came of it in the end: the call's result, or its exception."""
-        self._thread.join(DEADLINE_S)
-        (result,) = self.results
-        return result
-
-    def _work(self) -> None:
-        try:
-            self.results.append(self._call(*self._arguments))
-        except BaseException as error:  # looked at by the test
-            self.results.append(error)
+        until(lambda: self.done() or any(waiting), "the answer or the wait for it")
+        return not self.done()
 
 
 def test_followers_grant_in_the_leaders_order(group: Group) -> None:
@@ -131,12 +124,12 @@ def test_followers_grant_in_the_leaders_order(group: Group) -> None:
     assert second.waits(follower)
     leader.acquire("1", NETWORK)
     follower.acquire("1", NETWORK)
-    assert second.results == [], "2 must wait for 1, which is first on rank 0"
+    assert not second.done(), "2 must wait for 1, which is first on rank 0"
     follower.release("1", NETWORK)
     assert follower.holders()[NETWORK] is None, "rank 0 has not granted the network to 2 yet"
     leader.release("1", NETWORK)
     leader.acquire("2", NETWORK)
-    assert isinstance(second.answer(), float)
+    assert isinstance(second.result(DEADLINE_S), float)
     assert follower.holders()[NETWORK] == "2"
 
 
@@ -149,10 +142,10 @@ def test_the_leader_waits_until_a_session_runs_everywhere(group: Group) -> None:
     leader.acquire("2", NETWORK)
     assert leader.holders()[NETWORK] == "2"
     leader.release("2", NETWORK)
-    assert first.results == []
+    assert not first.done()
     group.ranks[2].arbiter.announce("1", "0.0.0")
     group.ranks[2].arbiter.join("1")
-    assert isinstance(first.answer(), float)
+    assert isinstance(first.result(DEADLINE_S), float)
 
 
 def test_turns_of_a_session_that_ended_are_skipped(group: Group) -> None:
@@ -165,7 +158,7 @@ def test_turns_of_a_session_that_ended_are_skipped(group: Group) -> None:
     second = Asking(follower.acquire, "2", NETWORK)
     assert second.waits(follower)
     follower.leave("1")
-    assert isinstance(second.answer(), float)
+    assert isinstance(second.result(DEADLINE_S), float)
 
 
 def test_a_grant_to_an_earlier_run_of_a_script_is_none_to_the_next(group: Group) -> None:
@@ -181,7 +174,7 @@ def test_a_grant_to_an_earlier_run_of_a_script_is_none_to_the_next(group: Group)
     next_run = Asking(follower.acquire, "1", NETWORK)
     assert next_run.waits(follower)
     follower.interrupt("1")
-    assert isinstance(next_run.answer(), WaitInterruptedError)
+    assert isinstance(next_run.exception(DEADLINE_S), WaitInterruptedError)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -191,7 +184,7 @@ def test_a_wait_can_be_interrupted(group: Group, rank: int) -> None:
     waiting = Asking(arbiter.acquire, "1", NETWORK)
     assert waiting.waits(arbiter)
     arbiter.interrupt("1")
-    assert isinstance(waiting.answer(), WaitInterruptedError)
+    assert isinstance(waiting.exception(DEADLINE_S), WaitInterruptedError)
 
 
 def test_a_failure_is_told_to_all_other_ranks(group: Group) -> None:
@@ -239,7 +232,7 @@ def test_random_requests_come_to_an_end_in_one_order(group: Group) -> None:
             arbiter.release(member, NETWORK)
 
     running = [Asking(train, rank, member) for rank in range(len(group.ranks)) for member in members]
-    assert [each.answer() for each in running] == [None] * len(running)
+    assert [each.result(DEADLINE_S) for each in running] == [None] * len(running)
     assert orders[1] == orders[0]
     assert orders[2] == orders[0]
     assert len(orders[0]) == rounds * len(members)
@@ -295,7 +288,7 @@ def test_garbage_silence_and_slowness_do_not_keep_a_rank_out(listener, monkeypat
         connect(peer(place), DEADLINE_S).close()
         until(lambda: len(links) == 1, "the rank with the key")
         over.set()
-        sending.answer()
+        sending.result(DEADLINE_S)
 
 
 def test_a_stranger_has_one_time_limit_for_all_that_it_says(listener, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +301,7 @@ def test_a_stranger_has_one_time_limit_for_all_that_it_says(listener, monkeypatc
             while raw.recv(4096):
                 pass
         over.set()
-        assert sending.answer() < 60, "it was heard to the end"
+        assert sending.result(DEADLINE_S) < 60, "it was heard to the end"
 
 
 def test_a_rank_connects_once(listener) -> None:
