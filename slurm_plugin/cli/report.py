@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -197,7 +197,7 @@ def _who_shared(use: "JobUse") -> str:
 def as_record(use: "JobUse") -> dict[str, Any]:
     """Return one run as plain values."""
     run, shared = use.run, use.shared
-    known = use.grouped and shared is not None and bool(shared.basis)
+    alone = shared if use.grouped and shared is not None and shared.basis else None
     return {
         "job_id": run.job_id, "task": run.task, "user": run.user, "account": run.account, "qos": run.qos,
         "state": run.state, "model": run.model, "submit_s": run.submit_s, "start_s": run.start_s, "end_s": run.end_s,
@@ -205,8 +205,8 @@ def as_record(use: "JobUse") -> dict[str, Any]:
         "gpu_s": None if use.awaits_report else round(use.gpu_s, 1),
         "pilot": run.pilot, "awaits_report": use.awaits_report,
         "partners": list(use.partners),
-        "alone_s": shared.alone_s if shared is not None and known else None,
-        "alone_by": shared.basis if shared is not None and known else None,
+        "alone_s": None if alone is None else alone.alone_s,
+        "alone_by": None if alone is None else alone.basis,
         "iterations": shared.iterations if shared is not None and shared.iterations else None,
         "saved_gpu_s": None if use.saved_gpu_s is None else round(use.saved_gpu_s, 1),
         "stage_s": list(shared.stage_s) if shared is not None else [],
@@ -226,7 +226,7 @@ def _print_jobs(runs: Iterable["Run"], period: tuple[float, float], user: str | 
 
 
 def _print_sums(runs: Iterable["Run"], period: tuple[float, float], user: str | None, *, as_json: bool) -> None:
-    from muri.slurm_plugin.records.usage import table_of
+    from muri.slurm_plugin.records.usage import Sums, table_of
 
     sums = table_of(runs, period)
     if as_json:
@@ -237,7 +237,7 @@ def _print_sums(runs: Iterable["Run"], period: tuple[float, float], user: str | 
         ]
         click.echo(json.dumps(rounded, indent=1))
         return
-    total = _total(sums.values())
+    total = Sums(*map(sum, zip(*map(astuple, sums.values()), strict=True)))
     names = ("USER", "ACCOUNT", "QOS", "JOBS", "GROUPED", "BILLED", "HAD", "ALONE", "SAVED")
     rows = [(payer.user, payer.account, payer.qos, *_sums_cells(row)) for payer, row in sums.items()]
     if len(sums) > 1:
@@ -253,16 +253,6 @@ def _sums_cells(sums: "Sums") -> tuple[str, ...]:
     seconds = (sums.billed_gpu_s, sums.credited_gpu_s, sums.alone_gpu_s, sums.saved_gpu_s)
     cells = [f"{value / _HOUR_S:.2f}" for value in seconds]
     return str(sums.jobs), str(sums.grouped), *cells[:2], *(cells[2:] if known else ("-", "-"))
-
-
-def _total(sums: Iterable["Sums"]) -> "Sums":
-    from muri.slurm_plugin.records.usage import Sums
-
-    total = Sums()
-    for row in sums:
-        for name, value in asdict(row).items():
-            setattr(total, name, getattr(total, name) + value)
-    return total
 
 
 def _job_cells(use: "JobUse") -> tuple[str, ...]:

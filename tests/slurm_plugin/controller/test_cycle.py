@@ -16,7 +16,6 @@ from fake_slurm import (
 )
 
 from muri.profiler.records import ProfileKey
-from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
@@ -60,7 +59,7 @@ def test_other_users_are_never_grouped_together(make_controller):
 
 
 @pytest.mark.configuration(profiling={"mode": "dry-run"})
-def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller, tmp_path):
+def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller, store):
     slurm = FakeSlurm([make_job(1, admin_comment="muri:model=new,batch-size=8")], one_gpu())
     one_cycle(make_controller, slurm)
     figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.6}
@@ -68,11 +67,8 @@ def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller,
     end_dry_run(slurm, run, 1, **figures)
     slurm._update(1, comment=f"my own words {slurm.jobs[1].comment}")
     one_cycle(make_controller, slurm)
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        stored = store.get(ProfileKey("new", 8, 1, "gpu", "alice"))
-        assert store.get(ProfileKey("new", 8, 1, "gpu")) is None  # it was not published
-    assert stored is not None
-    assert stored.stage_s == (0.1, 0.2, 0.3, 0.0)
+    assert store.get(ProfileKey("new", 8, 1, "gpu", "alice")).stage_s == (0.1, 0.2, 0.3, 0.0)
+    assert store.get(ProfileKey("new", 8, 1, "gpu")) is None  # it was not published
     assert not slurm.jobs[1].held
 
 
