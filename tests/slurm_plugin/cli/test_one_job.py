@@ -19,32 +19,31 @@ RUNNING = {"state": JobState.RUNNING, "held": False, "nodes": "n1"}
 MEMBER = tags.STATE_PREFIX + tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
 
 
+class ReadSlurm(FakeSlurm):
+    """Notes what is read."""
+
+    def queue(self):
+        self.calls.append("queue")
+        return super().queue()
+
+    def one_job(self, job_id):
+        found = super().one_job(job_id)
+        self.calls[-1] = str(job_id)  # where the fake reads its queue
+        return found
+
+
 @pytest.fixture
 def slurm(monkeypatch, tmp_path) -> FakeSlurm:
-    """A waiting job, a group of two, an array, and a hundred others; reading the whole queue is not allowed."""
+    """A waiting job, a group of two, an array, and a hundred others; what is read of them is noted."""
     members = [make_job(number, **RUNNING, admin_comment=f"muri:model=m {MEMBER}") for number in (1, 2)]
     pilot = make_job(9, **RUNNING, name="muri:1+2", admin_comment="muri-pilot:f00d:1,2")
     array = [make_job(30, array=True, array_job_id=30, array_tasks="4-9")]
     array += [make_job(31, array=True, array_job_id=30, array_tasks="3")]  # shown first, though its own id is higher
     others = [make_job(number) for number in range(100, 200)]
-    fake = FakeSlurm([make_job(5), *members, pilot, *array, *others], [make_node("n1")])
+    fake = ReadSlurm([make_job(5), *members, pilot, *array, *others], [make_node("n1")])
     monkeypatch.setattr(assemble, "open_gateway", lambda kind: fake)
     monkeypatch.setenv("MURI_CONFIG", str(tmp_path / "muri.yaml"))
     (tmp_path / "muri.yaml").write_text(f"state_dir: {tmp_path}\nstatus_dir: {tmp_path}/status\n")
-    one_job, queue = fake.one_job, fake.queue
-
-    def asked(job_id):
-        fake.calls.append(str(job_id))
-        fake.queue = queue
-        found = one_job(job_id)
-        fake.queue = not_all
-        return found
-
-    def not_all():
-        fake.calls.append("queue")
-        return queue()
-
-    fake.one_job, fake.queue = asked, not_all
     return fake
 
 

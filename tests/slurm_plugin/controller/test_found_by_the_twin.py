@@ -21,7 +21,7 @@ from fake_slurm import (
 
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import JournalError
 from muri.slurm_plugin.records.roles import Role, read_job
 
@@ -155,21 +155,26 @@ def test_a_pilot_outlives_a_member_that_an_administrator_gave_more_time(make_con
     assert slurm.jobs[members[0]].time_limit_s == limit_s
 
 
-def test_a_users_hold_stays_where_slurm_had_refused_to_note_a_release(make_controller):
-    slurm = FakeSlurm(four_jobs()[:1], one_gpu())
-    calls = []
+def failing_once_after_a_release(jobs: list[Job], error: Exception) -> FakeSlurm:
+    """One GPU's Slurm, where the first change after a release, which notes it, fails."""
+    slurm, calls = FakeSlurm(jobs, one_gpu()), []
 
-    def refuse_once(name):
+    def fail(name: str) -> None:
         calls.append(name)
         if calls[-2:] == ["release", "modify"]:
             slurm.before_call = lambda name: None
-            raise GatewayError("Slurm temporarily unable to accept job, sleeping and retrying")
+            raise error
 
-    slurm.before_call = refuse_once
+    slurm.before_call = fail
+    return slurm
+
+
+def test_a_users_hold_stays_where_slurm_had_refused_to_note_a_release(make_controller):
+    refused = GatewayError("Slurm temporarily unable to accept job, sleeping and retrying")
+    slurm = failing_once_after_a_release(four_jobs()[:1], refused)
     with make_controller(slurm) as controller:
         controller.cycle()
-        assert calls[-2:] == ["release", "modify"]
-        assert not slurm.jobs[1].held
+        assert (slurm.calls[-1], slurm.jobs[1].held) == ("release", False), "it was not noted"
         slurm.hold(1)
         controller.cycle()
     assert slurm.jobs[1].held
@@ -193,28 +198,14 @@ def test_a_members_own_requeue_with_a_hold_loses_no_request_when_its_tags_were_c
 
 def test_a_users_hold_stays_where_no_answer_had_come_to_a_members_release(make_controller):
     jobs = [replace(job, admin_comment=f"{job.admin_comment} muri-gate:hold") for job in four_jobs()]
-    slurm = FakeSlurm(jobs, one_gpu())
-    calls = []
-
-    def released():
-        return [number for number in members_of(slurm) if not slurm.jobs[number].held]
-
-    def no_answer(name):
-        calls.append(name)
-        if calls[-2:] == ["release", "modify"] and released():
-            slurm.before_call = lambda name: None
-            raise SlurmUnreachableError("Zero Bytes were transmitted or received")
-
-    slurm.before_call = no_answer
-    with make_controller(slurm) as controller:
-        with pytest.raises(SlurmUnreachableError):
-            controller.cycle()
-        (member,) = released()
-        controller.cycle()  # the start is resumed
-        slurm.hold(member)
-        slurm.cancel(pilots(slurm)[0].job_id)
-        for _ in range(2):
-            controller.cycle()
+    slurm = failing_once_after_a_release(jobs, SlurmUnreachableError("Zero Bytes were transmitted or received"))
+    with pytest.raises(SlurmUnreachableError):
+        one_cycle(make_controller, slurm)
+    (member,) = (number for number in members_of(slurm) if not slurm.jobs[number].held)
+    one_cycle(make_controller, slurm)  # the start is resumed
+    slurm.hold(member)
+    slurm.cancel(pilots(slurm)[0].job_id)
+    run_cycles(make_controller, slurm, 2, 0)
     assert slurm.jobs[member].held
 
 
