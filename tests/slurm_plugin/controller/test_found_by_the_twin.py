@@ -155,8 +155,8 @@ def test_a_pilot_outlives_a_member_that_an_administrator_gave_more_time(make_con
     assert slurm.jobs[members[0]].time_limit_s == limit_s
 
 
-def failing_once_after_a_release(jobs: list[Job], error: Exception) -> FakeSlurm:
-    """One GPU's Slurm, where the first change after a release, which notes it, fails."""
+def failing_once_after_a_release(jobs: list[Job], error: Exception) -> tuple[FakeSlurm, list[str]]:
+    """One GPU's Slurm, where the change that notes the first release fails, and the calls until then."""
     slurm, calls = FakeSlurm(jobs, one_gpu()), []
 
     def fail(name: str) -> None:
@@ -166,15 +166,15 @@ def failing_once_after_a_release(jobs: list[Job], error: Exception) -> FakeSlurm
             raise error
 
     slurm.before_call = fail
-    return slurm
+    return slurm, calls
 
 
 def test_a_users_hold_stays_where_slurm_had_refused_to_note_a_release(make_controller):
     refused = GatewayError("Slurm temporarily unable to accept job, sleeping and retrying")
-    slurm = failing_once_after_a_release(four_jobs()[:1], refused)
+    slurm, calls = failing_once_after_a_release(four_jobs()[:1], refused)
     with make_controller(slurm) as controller:
         controller.cycle()
-        assert (slurm.calls[-1], slurm.jobs[1].held) == ("release", False), "it was not noted"
+        assert (calls[-2:], slurm.jobs[1].held) == (["release", "modify"], False)
         slurm.hold(1)
         controller.cycle()
     assert slurm.jobs[1].held
@@ -198,7 +198,7 @@ def test_a_members_own_requeue_with_a_hold_loses_no_request_when_its_tags_were_c
 
 def test_a_users_hold_stays_where_no_answer_had_come_to_a_members_release(make_controller):
     jobs = [replace(job, admin_comment=f"{job.admin_comment} muri-gate:hold") for job in four_jobs()]
-    slurm = failing_once_after_a_release(jobs, SlurmUnreachableError("Zero Bytes were transmitted or received"))
+    slurm, _ = failing_once_after_a_release(jobs, SlurmUnreachableError("Zero Bytes were transmitted or received"))
     with pytest.raises(SlurmUnreachableError):
         one_cycle(make_controller, slurm)
     (member,) = (number for number in members_of(slurm) if not slurm.jobs[number].held)
