@@ -23,14 +23,21 @@ from typing import BinaryIO, Final
 
 from muri.clock import GIB, MIB
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, DryRunResult, Limits, StampReader
-from muri.profiler.dryrun.runner import DryRunFailedError, check_command, end, measure_script, start, with_last_words
+from muri.profiler.dryrun.runner import (
+    DryRunFailedError,
+    check_command,
+    end,
+    measure_script,
+    start,
+    wait_until,
+    with_last_words,
+)
 from muri.profiler.errors import SensitivityError
 from muri.profiler.sensitivity import Dataset, Measured, measured_overlap
 
 STEADY_S: Final = 3.0
 LEAST_ITERATIONS: Final = 3
 _BLOCKS: Final = 8
-_TICK_S: Final = 0.05
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 CPUS_VARIABLE: Final = "MURI_CPUS"
 """Tells the script how many CPUs it has, for the number of its loader's workers."""
@@ -111,10 +118,12 @@ def watched_throughput(launch: Launch, environment: Mapping[str, str], window: W
     """
     with tempfile.TemporaryDirectory(prefix="muri-sensitivity-") as folder:
         log, output = Path(folder, "iterations"), Path(folder, "output")
+        stamps = StampReader(log)
         with output.open("wb") as stream:
             process = launch({**environment, ITERATION_LOG_VARIABLE: str(log)}, stream)
             try:
-                stamps_s = _watch(process, StampReader(log), window)
+                wait_until(process, window.time_limit_s, lambda: window.is_over(stamps.read()))
+                stamps_s = stamps.read()
             finally:
                 end(process)
         counted = stamps_s[window.start_index(stamps_s) :]
@@ -135,16 +144,6 @@ def throughput_of(stamps_s: Sequence[float]) -> Measured:
     mean_s = (stamps_s[-1] - stamps_s[0]) / len(times_s)
     error_s = stdev(blocks) / math.sqrt(len(blocks)) if len(blocks) > 1 else 0.0
     return Measured(1 / mean_s, error_s / mean_s)
-
-
-def _watch(process: "subprocess.Popen[bytes]", stamps: StampReader, window: Window) -> list[float]:
-    """Wait until enough is known, the script has ended, or it took too long."""
-    deadline_s = time.monotonic() + window.time_limit_s
-    while process.poll() is None and time.monotonic() < deadline_s:
-        if window.is_over(stamps.read()):
-            break
-        time.sleep(_TICK_S)
-    return stamps.read()
 
 
 def _why(code: int, iterations: int, window: Window) -> str:

@@ -76,7 +76,7 @@ def measure_script(
         with output.open("wb") as stream:
             process = start(command, variables, stream, cpus=cpus)
             try:
-                in_time = _wait(process, request, on_progress)
+                in_time = wait_until(process, limits.time_limit_s, _passed_on(request.progress_path, on_progress))
             finally:
                 end(process)
         return _read(request, process.returncode, output, in_time=in_time)
@@ -133,23 +133,29 @@ def check_command(command: Sequence[str]) -> None:
         raise NoScriptError(f"there is no script {command[0]}; give its path, or -m and the name of a module")
 
 
-def _wait(
-    process: "subprocess.Popen[bytes]", request: DryRunRequest, on_progress: Callable[[Progress], None] | None
-) -> bool:
-    """Wait for the end of the script; False when it took too long."""
-    deadline_s = time.monotonic() + request.limits.time_limit_s
-    told = ""
-    while process.poll() is None:
+def wait_until(process: "subprocess.Popen[bytes]", time_limit_s: float, is_over: Callable[[], bool]) -> bool:
+    """Wait until a script has ended or there is no need for it any more; False when that took too long."""
+    deadline_s = time.monotonic() + time_limit_s
+    while process.poll() is None and not is_over():
         if time.monotonic() > deadline_s:
             return False
-        if on_progress is not None:
-            with contextlib.suppress(FileNotFoundError):
-                said = request.progress_path.read_text()
-                if said != told:
-                    told = said
-                    on_progress(json_of(said))
         time.sleep(_TICK_S)
     return True
+
+
+def _passed_on(path: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], bool]:
+    """Return a function that passes on what the script reports; the script, which ends by itself, is never over."""
+    told = ""
+
+    def look() -> bool:
+        nonlocal told
+        with contextlib.suppress(FileNotFoundError):
+            if on_progress is not None and (said := path.read_text()) != told:
+                told = said
+                on_progress(json_of(said))
+        return False
+
+    return look
 
 
 def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> DryRunResult:

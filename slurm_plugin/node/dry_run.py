@@ -21,7 +21,7 @@ import click
 from muri.errors import MuriError
 from muri.inherited import PUBLIC, settle_own
 from muri.profiler.dryrun.messages import FULL_MEMORY_VARIABLE, NO_JOB, DryRunRequest, Limits
-from muri.profiler.dryrun.runner import end, last_words
+from muri.profiler.dryrun.runner import end, last_words, wait_until
 from muri.profiler.errors import SensitivityError
 from muri.profiler.sensitivity import CpuSensitivity, Measured, bisect
 from muri.profiler.sweep import STEADY_S, Window, cores, environment, usable_cpus, watched_throughput
@@ -31,7 +31,6 @@ from muri.slurm_plugin.records.comment_reports import SWEEP, comment_with, sweep
 from muri.slurm_plugin.records.comment_tags import decode_words
 from muri.text import json_of
 
-_TICK_S: Final = 0.05
 _SLURM_COUNTS: Final = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
 _LIMITED: Final = "import os, sys; os.sched_setaffinity(0, {cores}); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -73,7 +72,7 @@ def _stages(command: Sequence[str], limits: Limits, folder: Path, cpus: int | No
         except OSError as error:  # no such interpreter, or a temporary directory mounted noexec
             return {"error": f"its script cannot be started from {folder}: {error.strerror}"}
         try:
-            in_time = _wait(process, request)
+            in_time = wait_until(process, limits.time_limit_s, request.result_path.exists)
         finally:
             end(process)  # and everything it started: its later commands must not run
     return _read(request, process.returncode, output, in_time=in_time)
@@ -83,16 +82,6 @@ def _start(command: Sequence[str], variables: Mapping[str, str], output: BinaryI
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables, start_new_session=True
     )
-
-
-def _wait(process: "subprocess.Popen[bytes]", request: DryRunRequest) -> bool:
-    """Wait for the result or the end of the script; False when it took too long."""
-    deadline_s = time.monotonic() + request.limits.time_limit_s
-    while process.poll() is None and not request.result_path.exists():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(_TICK_S)
-    return True
 
 
 def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> dict[str, Any]:
