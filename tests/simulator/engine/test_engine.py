@@ -1,13 +1,14 @@
 """The engine on cases worked out by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from engine_builders import CPU, GPU, NETWORK, STORAGE, by_id, ends, job, run
 
 from muri.policies.options import OptionsError
 from muri.policies.registry import UnknownPolicyError
-from muri.simulator.model import Cluster, Outage, SimulationError
+from muri.simulator.model import Cluster, Outage, SimulationError, TraceJob
 
 ONE_GPU = Cluster(1, 1)
 
@@ -18,30 +19,53 @@ def test_a_job_alone_takes_its_service_time_and_pays_nothing_for_its_first_start
     assert (record.restarts, record.shared_s) == (0, 0.0)
 
 
-def test_a_stopped_job_loses_its_restart_and_nothing_else() -> None:
-    jobs = [job(1, 0.0, 1000.0), job(2, 100.0, 100.0)]
-    result = run(jobs, "srtf", ONE_GPU, restart_s=30.0)
-    assert ends(result) == {1: 200.0 + 30.0 + 900.0, 2: 200.0}
-    assert by_id(result)[1].restarts == 1
-    assert by_id(result)[1].run_s == 100.0 + 930.0
+LONG, SHORT = job(1, 0.0, 1000.0), job(2, 100.0, 100.0)
+HUNDRED = job(1, 0.0, 100.0)
+FAILS, LATER = Outage(0, 40.0, 70.0), Outage(0, 20.0, 90.0)
 
 
-def test_a_job_may_state_its_own_restart() -> None:
-    jobs = [job(1, 0.0, 1000.0, restart_s=70.0), job(2, 100.0, 100.0)]
-    assert ends(run(jobs, "srtf", ONE_GPU, restart_s=30.0))[1] == 200.0 + 70.0 + 900.0
+def stopped(
+    name: str, policy: str, jobs: list[TraceJob], ended: dict[int, float], first: tuple[int, float], **how: Any
+) -> Any:
+    """A case: when each job ends, then the restarts of job 1 and its seconds on GPUs."""
+    cluster = Cluster(how.pop("nodes", 1), 1)
+    return pytest.param(policy, jobs, cluster, {"restart_s": 30.0, **how}, ended, first, id=name)
 
 
-def test_a_job_stopped_while_it_restarts_pays_again() -> None:
-    jobs = [job(1, 0.0, 1000.0), job(2, 100.0, 100.0), job(3, 210.0, 50.0)]
-    result = run(jobs, "srtf", ONE_GPU, restart_s=30.0)
-    # Job 1 starts again at 200, is stopped at 210 before it got on, and starts a third time at 260.
-    assert ends(result) == {1: 260.0 + 30.0 + 900.0, 2: 200.0, 3: 260.0}
-    assert by_id(result)[1].restarts == 2
-
-
-def test_without_checkpoints_nobody_can_be_stopped() -> None:
-    jobs = [job(1, 0.0, 1000.0), job(2, 100.0, 100.0)]
-    assert ends(run(jobs, "srtf", ONE_GPU, checkpoints=False)) == {1: 1000.0, 2: 1100.0}
+@pytest.mark.parametrize(
+    ("policy", "jobs", "cluster", "how", "ended", "first"),
+    [
+        stopped("a stopped job loses its restart and nothing else", "srtf", [LONG, SHORT],
+                {1: 200.0 + 30.0 + 900.0, 2: 200.0}, (1, 100.0 + 930.0)),
+        stopped("a job may state its own restart", "srtf", [replace(LONG, restart_s=70.0), SHORT],
+                {1: 200.0 + 70.0 + 900.0, 2: 200.0}, (1, 100.0 + 970.0)),
+        # Job 1 starts again at 200, is stopped at 210 before it got on, and starts a third time at 260.
+        stopped("a job stopped while it restarts pays again", "srtf", [LONG, SHORT, job(3, 210.0, 50.0)],
+                {1: 260.0 + 30.0 + 900.0, 2: 200.0, 3: 260.0}, (2, 100.0 + 10.0 + 930.0)),
+        stopped("without checkpoints none can be stopped", "srtf", [LONG, SHORT],
+                {1: 1000.0, 2: 1100.0}, (0, 1000.0), checkpoints=False),
+        stopped("a job that joins disturbs none", "muri-s", [LONG, job(2, 100.0, 100.0, CPU)],
+                {1: 1000.0, 2: 200.0}, (0, 1000.0)),
+        stopped("without joins a new group restarts who runs", "muri-s", [LONG, job(2, 100.0, 100.0, CPU)],
+                {1: 100.0 + 30.0 + 900.0, 2: 200.0}, (1, 1030.0), options={"join": False}),
+        stopped("a failed node gives its jobs back with what their checkpoints hold", "fifo", [HUNDRED],
+                {1: 70.0 + 30.0 + 60.0}, (1, 40.0 + 90.0), outages=(FAILS,)),
+        stopped("without checkpoints a failure costs all", "fifo", [HUNDRED],
+                {1: 70.0 + 30.0 + 100.0}, (1, 40.0 + 130.0), outages=(FAILS,), checkpoints=False),
+        stopped("jobs of a failed node go on elsewhere", "fifo", [HUNDRED],
+                {1: 40.0 + 30.0 + 60.0}, (1, 40.0 + 90.0), outages=(Outage(0, 40.0, 1e6),), nodes=2),
+        stopped("a drained node finishes what runs and takes nothing new", "srtf", [HUNDRED, job(2, 50.0, 10.0)],
+                {1: 100.0, 2: 310.0}, (0, 100.0), outages=(Outage(0, 40.0, 300.0, drain=True),)),
+        stopped("overlapping outages end with the last", "fifo", [job(1, 10.0, 100.0)],
+                {1: 190.0}, (0, 100.0), outages=(Outage(0, 0.0, 50.0), LATER)),
+    ],
+)  # fmt: skip
+def test_what_a_stop_or_an_outage_costs(
+    policy: str, jobs: list[TraceJob], cluster: Cluster, how: dict[str, Any], ended: dict[int, float], first: Any
+) -> None:
+    result = run(jobs, policy, cluster, **how)
+    assert ends(result) == ended
+    assert (by_id(result)[1].restarts, by_id(result)[1].run_s) == first
 
 
 def test_a_pair_advances_one_iteration_a_period_and_who_is_left_goes_on_at_full_speed() -> None:
@@ -64,20 +88,6 @@ def test_four_jobs_of_four_resources_don_t_slow_each_other() -> None:
         ([0, 1, 2, 3], 0.0, 100.0)
     ]
     assert result.samples[0].utilization == (1.0, 1.0, 1.0, 1.0)
-
-
-def test_a_job_that_joins_disturbs_nobody() -> None:
-    jobs = [job(1, 0.0, 1000.0, GPU), job(2, 100.0, 100.0, CPU)]
-    result = run(jobs, "muri-s", ONE_GPU, restart_s=30.0)
-    assert ends(result) == {1: 1000.0, 2: 200.0}
-    assert by_id(result)[1].restarts == 0
-
-
-def test_without_joins_a_new_group_restarts_who_runs() -> None:
-    jobs = [job(1, 0.0, 1000.0, GPU), job(2, 100.0, 100.0, CPU)]
-    result = run(jobs, "muri-s", ONE_GPU, restart_s=30.0, options={"join": False})
-    assert ends(result) == {1: 100.0 + 30.0 + 900.0, 2: 200.0}
-    assert by_id(result)[1].restarts == 1
 
 
 def test_service_counts_with_the_number_of_gpus() -> None:
@@ -124,30 +134,6 @@ def test_the_first_job_of_a_model_waits_for_its_dry_run_and_the_next_ones_for_th
     jobs = [job(1, 0.0, 100.0, name="a"), job(2, 40.0, 100.0, name="a"), job(3, 500.0, 100.0, name="a")]
     result = run(jobs, "muri-s", Cluster(1, 2), profiling_s=60.0)
     assert [record.start_s for record in result.records] == [60.0, 60.0, 500.0]
-
-
-def test_a_failed_node_gives_its_jobs_back_with_what_their_checkpoints_hold() -> None:
-    outages = (Outage(0, 40.0, 70.0),)
-    kept = run([job(1, 0.0, 100.0)], "fifo", ONE_GPU, outages=outages, restart_s=5.0)
-    assert ends(kept) == {1: 70.0 + 5.0 + 60.0}
-    lost = run([job(1, 0.0, 100.0)], "fifo", ONE_GPU, outages=outages, restart_s=5.0, checkpoints=False)
-    assert ends(lost) == {1: 70.0 + 5.0 + 100.0}
-
-
-def test_jobs_of_a_failed_node_go_on_elsewhere() -> None:
-    result = run([job(1, 0.0, 100.0)], "fifo", Cluster(2, 1), outages=(Outage(0, 40.0, 1e6),), restart_s=5.0)
-    assert ends(result) == {1: 40.0 + 5.0 + 60.0}
-
-
-def test_a_drained_node_finishes_what_runs_and_takes_nothing_new() -> None:
-    jobs = [job(1, 0.0, 100.0), job(2, 50.0, 10.0)]
-    result = run(jobs, "srtf", ONE_GPU, outages=(Outage(0, 40.0, 300.0, drain=True),))
-    assert ends(result) == {1: 100.0, 2: 310.0}
-
-
-def test_overlapping_outages_end_with_the_last() -> None:
-    outages = (Outage(0, 0.0, 50.0), Outage(0, 20.0, 90.0))
-    assert ends(run([job(1, 10.0, 100.0)], "fifo", ONE_GPU, outages=outages)) == {1: 190.0}
 
 
 @pytest.mark.parametrize(
