@@ -392,6 +392,16 @@ def test_reports_print_no_job_name_and_show_others_what_slurmdbd_shows_them(site
         assert not ("alice" in said or row.search(said)), said
 
 
+def test_metrics_name_no_job(site: SiteCluster) -> None:
+    site.configure(metrics_file="/var/lib/muri.prom", partitions=["on1"])
+    job = site.submit("secret", "-p", "on1", "--job-name=secret")
+    site.cycle()
+    said = shell(site, "stat -c '%U %a' /var/lib/muri.prom; cat /var/lib/muri.prom", "bob")
+    assert said.startswith("root 644\n")
+    assert "muri_" in said
+    assert not re.search(rf'secret|alice|="{job}"', said), said
+
+
 LIMITS = {
     "GPUs of a QOS": ("MaxTRESPerUser=gres/gpu=0", "QOSMaxGRESPerUser"),
     "CPUs of a QOS": ("MaxTRESPerUser=cpu=1", "QOSMaxCpuPerUserLimit"),

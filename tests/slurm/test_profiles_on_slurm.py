@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from muri_cluster import DRY_RUNS, MuriCluster
 
 from muri.profiler.records import ProfileKey, StageProfile
@@ -100,3 +101,24 @@ def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> N
     shown = muri.models("--user", "alice")["load"]
     assert shown["source"] == "dry-run"
     assert shown["load_s"] > 0.05
+
+
+FORGE = """for job; do scontrol update jobid=$job comment='muri-measured:{"at":1e300,"error":"as-forged"}'; done"""
+
+
+@pytest.mark.thorough
+def test_forged_measurements_leave_one_line_in_the_log(muri: MuriCluster) -> None:
+    driver = muri.driver
+    muri.configure(profiling={"mode": "in-place"})
+    with muri.training():
+        members, _ = muri.start_group("load", "propagate")
+        others = [driver.submit("--hold", "--gres=gpu:1", f"--muri=model=m{n}", "--wrap=true") for n in range(10)]
+        driver.run("sh", "-c", FORGE, "sh", *map(str, others))
+        driver.run("scancel", *map(str, others[5:]))
+        with muri.controller():
+            for _ in range(60):  # the pilot job tells of its members, too
+                driver.run("sh", "-c", FORGE, "sh", *map(str, members))
+            driver.wait_until(lambda: "2 faulty jobs of alice" in muri.controller_log(), "a cycle")
+    log = muri.controller_log()
+    assert log.count("its figures of its model cannot be true") <= 2, log  # of one member, and of both
+    assert "as-forged" not in log

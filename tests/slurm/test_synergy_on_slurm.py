@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from muri_cluster import DRY_RUNS, MuriCluster, slow_in
+from test_end_to_end import KILL
 
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.records import comment_tags as tags
@@ -167,6 +168,20 @@ def test_a_start_that_was_cut_off_is_undone_to_the_letter(site: Site) -> None:
         assert sorted(drained["released"]) == sorted(jobs)
         assert [site.asked(job) for job in jobs] == before
     assert not any(tags.GIVEN_PREFIX in site.driver.job(job).get("AdminComment", "") for job in jobs)
+
+
+def test_a_controller_killed_between_change_and_start_loses_nothing(cluster: Driver) -> None:
+    site = Site(cluster, "pyslurm")
+    job = site.submit_model("hungry", "-c", "4", "--mem-per-cpu=500")
+    site.python(KILL, "3", "before", check=False)
+    left = cluster.job(job)
+    assert (left["JobState"], left["Licenses"], left["NumCPUs"]) == ("PENDING", "muri_gate:1", "9")
+    ended = site.seen(job)[job]
+    assert (ended["JobState"], ended["ExitCode"], ended["NumCPUs"], ended["Restarts"]) == ("COMPLETED", "0:0", "9", "0")
+    given = tags.parse_given(ended["AdminComment"])
+    assert given is not None
+    assert (given.original.cpu_count, given.original.mem_per_cpu_mib) == (4, 500)
+    assert site.output(job).count("batch cpus=9") == 1
 
 
 def arrive(site: Site, model: str, text: str, *options: str) -> tuple[int, dict[str, Any]]:
