@@ -6,6 +6,7 @@ import select
 import socket
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from virtual_clock import VirtualClock
@@ -52,10 +53,7 @@ def test_a_draft_is_never_wider_than_the_file(tmp_path, monkeypatch):
 
 
 def test_where_a_file_system_knows_no_readers_nothing_is_left_behind(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(os, "setxattr", refuse)
+    monkeypatch.setattr(os, "setxattr", Mock(side_effect=OSError(95, "Operation not supported")))
     with pytest.raises(OSError, match="not supported"):
         write_atomically(tmp_path / "own.json", "secret", 0o400, reader=4711)
     assert list(tmp_path.iterdir()) == []

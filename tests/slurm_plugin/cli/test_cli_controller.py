@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fake_slurm import FakeSlurm, make_job, make_node
@@ -104,10 +105,7 @@ def test_a_controller_that_is_not_root_says_so(
 def test_what_slurm_says_to_a_drain_is_shown_as_text(
     config: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_job_id: int) -> None:
-        raise GatewayError("no \x1b]0;owned\x07")
-
-    monkeypatch.setattr(slurm, "release", refuse)
+    monkeypatch.setattr(slurm, "release", Mock(side_effect=GatewayError("no \x1b]0;owned\x07")))
     with pytest.raises(SystemExit):
         run_command(drain, ["--config", str(config)])
     assert "\x1b" not in capsys.readouterr().out

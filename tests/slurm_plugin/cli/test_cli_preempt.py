@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -60,11 +61,8 @@ STATE = tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4,
     ],
 )
 def test_a_user_who_may_not_close_the_gate_can_stop_the_job(slurm, monkeypatch, comment, command, role):
-    def refused(job_id, change):
-        raise GatewayError("Access/permission denied")
-
     slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=comment)
-    monkeypatch.setattr(slurm, "modify", refused)
+    monkeypatch.setattr(slurm, "modify", Mock(side_effect=GatewayError("Access/permission denied")))
     CliRunner().invoke(preempt, ["1", "--yes"], catch_exceptions=False)
     assert slurm.calls == ["stopped 1 in run 0", command]
     assert read_job(slurm.jobs[1]).role is role

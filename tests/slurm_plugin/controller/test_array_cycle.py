@@ -1,7 +1,7 @@
 """Cycles with a job array: its tasks get job ids, share a GPU, and no more of them start than may."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, one_gpu, pilots, run_cycles
@@ -50,11 +50,8 @@ def test_no_more_tasks_start_than_may(make_controller, limit):
 
 
 def test_where_slurm_gives_no_job_ids_the_array_starts_as_a_whole(make_controller, monkeypatch):
-    def refuse(_job: Job, _tasks: Sequence[int]) -> None:
-        raise GatewayError("Job violates accounting/QOS policy")
-
     slurm = FakeSlurm([array("0,1,2,3")], one_gpu(), gate_license=True)
-    monkeypatch.setattr(slurm, "split_tasks", refuse)
+    monkeypatch.setattr(slurm, "split_tasks", Mock(side_effect=GatewayError("Job violates accounting/QOS policy")))
     run(make_controller, slurm, 1)
     (job,) = tasks_of(slurm).values()
     assert read_job(job).role is Role.RELEASED

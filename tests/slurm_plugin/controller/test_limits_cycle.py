@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle, one_gpu, pilots
@@ -57,10 +58,7 @@ def submitting_nothing(error: Exception, count: int = 4) -> FakeSlurm:
     """Jobs for one GPU; each submission ends with the error."""
     slurm = FakeSlurm(waiting(count), one_gpu(), gate_license=True)
 
-    def fail(_job):
-        raise error
-
-    slurm.submit = fail
+    slurm.submit = Mock(side_effect=error)
     return slurm
 
 

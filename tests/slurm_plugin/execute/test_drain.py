@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -81,11 +82,8 @@ def test_a_broken_group_and_a_job_still_being_saved_are_waited_for(at_work):
 def test_a_silent_slurmctld_does_not_end_the_watch(at_work):
     slurm, snapshot = at_work, at_work.snapshot
 
-    def silent() -> None:
-        raise SlurmUnreachableError("no answer")
-
     def fall_silent() -> None:
-        slurm.snapshot = silent
+        slurm.snapshot = Mock(side_effect=SlurmUnreachableError("no answer"))
 
     def answer_again() -> None:
         slurm.snapshot = snapshot

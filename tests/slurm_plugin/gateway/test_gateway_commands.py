@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from stand_in_commands import CONFIG, Commands
@@ -123,11 +124,8 @@ def test_a_drains_changes_need_no_squeue(commands: Commands) -> None:
 def test_a_process_that_cannot_be_started_ends_the_cycle(
     commands: Commands, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def refuse(*_arguments: object, **_options: object) -> None:
-        raise OSError(number, os.strerror(number))
-
     gateway = CommandGateway()
-    monkeypatch.setattr("subprocess.Popen", refuse)
+    monkeypatch.setattr("subprocess.Popen", Mock(side_effect=OSError(number, os.strerror(number))))
     with pytest.raises(SlurmUnreachableError, match=f"cannot be started: {os.strerror(number)}"):
         gateway.hold(5)
 

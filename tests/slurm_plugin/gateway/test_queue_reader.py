@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_slurm import make_job
@@ -208,11 +209,8 @@ def test_a_job_that_is_gone_has_no_details_and_is_no_error() -> None:
     [(SlurmUnreachableError("away"), pytest.raises(SlurmUnreachableError)), (GatewayError("refused"), nullcontext())],
 )
 def test_only_a_slurmctld_that_does_not_answer_ends_the_reading(error: GatewayError, outcome: Any) -> None:
-    def show(_job_id: int) -> bytes:
-        raise error
-
     with outcome:
-        assert DetailsReader(show).read({1: None}) == {}
+        assert DetailsReader(Mock(side_effect=error)).read({1: None}) == {}
 
 
 def test_a_submit_line_is_read_to_its_end() -> None:

@@ -6,6 +6,7 @@ import re
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from recorded_slurm import row
@@ -202,10 +203,9 @@ def test_a_user_whose_process_stood_still_costs_one_time_limit(
 def test_a_user_who_leaves_no_process_to_start_excludes_nobody(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_arguments: object, **_options: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr("subprocess.Popen", refuse)
+    monkeypatch.setattr(
+        "subprocess.Popen", Mock(side_effect=BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+    )
     with pytest.raises(SlurmUnreachableError, match="cannot be started"):
         submit(SlurmCommands(), new_job())
 

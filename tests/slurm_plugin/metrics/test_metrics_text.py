@@ -7,6 +7,7 @@ import urllib.request
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fake_slurm import FakeSlurm, behind_licence, four_jobs, make_job, one_cycle, one_gpu, pilots
@@ -91,10 +92,7 @@ def test_a_failed_cycle_is_counted_and_the_last_that_finished_stays(run, account
 def test_what_slurm_refuses_is_counted(run, accounts):
     slurm = FakeSlurm(four_jobs(), one_gpu())
 
-    def refuse(_job):
-        raise GatewayError("Invalid account")
-
-    slurm.submit = refuse
+    slurm.submit = Mock(side_effect=GatewayError("Invalid account"))
     told = run(slurm)
     assert told["muri_slurm_requests_total", ("refused", "submit")] == 1
     assert told["muri_actions_total", ("StartGroup", "refused")] == 1
@@ -151,11 +149,8 @@ def test_the_file_is_for_all_to_read_and_replaces_a_link(run, tmp_path, accounts
 
 @pytest.mark.parametrize(("place", "why"), [("missing", "FileNotFoundError"), ("", "ZeroDivisionError")])
 def test_no_fault_in_the_books_costs_a_cycle(make_controller, tmp_path, accounts, monkeypatch, caplog, place, why):
-    def fail(*_arguments):
-        raise ZeroDivisionError
-
     if not place:
-        monkeypatch.setattr(metrics, "queue_values", fail)
+        monkeypatch.setattr(metrics, "queue_values", Mock(side_effect=ZeroDivisionError))
     slurm = FakeSlurm(four_jobs(), one_gpu())
     with make_controller(slurm, metrics_file=str(tmp_path / place / "muri.prom")) as controller:
         status = controller.cycle()

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_slurm import FakeSlurm, group_at_work, pilots
@@ -72,9 +73,8 @@ def test_top_shows_the_records_where_no_group_runs_and_says_so(
 
 
 def test_top_says_that_slurm_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    def silent() -> None:
-        raise SlurmUnreachableError("slurmctld does not answer")
-
-    monkeypatch.setattr(group_records, "running_groups", silent)
+    monkeypatch.setattr(
+        group_records, "running_groups", Mock(side_effect=SlurmUnreachableError("slurmctld does not answer"))
+    )
     with pytest.raises(NoGroupError, match="records cannot be read: slurmctld does not answer"):
         find_groups({"MURI_RUN_DIR": str(tmp_path)})

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from polling import DEADLINE_S, until
@@ -48,10 +49,7 @@ def test_the_file_beside_the_status_tells_the_use_until_the_pilot_ends(
 
 
 def test_a_failure_ends_the_figures_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_status: Path) -> dict[str, int]:
-        raise RuntimeError("no /proc")
-
-    monkeypatch.setattr(pilot_watches, "script_pids", fail)
+    monkeypatch.setattr(pilot_watches, "script_pids", Mock(side_effect=RuntimeError("no /proc")))
     monitor = NodeMonitor(tmp_path / "pilot-7.json")
     monitor.start()
     monitor.close()
