@@ -124,20 +124,19 @@ class BoundaryCheckpointer:
         iteration = self._ranks.common(max(self._store.iterations(), default=-1))
         if iteration < 0:
             return Resumed(resumed=False)
-        stored = self._store.read(iteration)
+        path, facts = self._store.read(iteration)
         try:
-            self._functions.load(stored.path)
+            self._functions.load(path)
         except Exception as error:
             raise CheckpointLoadError(
-                f"the checkpoint {stored.path} of iteration {stored.iteration} could not be loaded: "
-                f"{type(error).__name__}: {error}. Nothing was deleted; mend the load function, or move "
-                f"{stored.path.parent} away to start anew"
+                f"the checkpoint {path} of iteration {iteration} could not be loaded: {type(error).__name__}: {error}. "
+                f"Nothing was deleted; mend the load function, or move {path.parent} away to start anew"
             ) from error
-        self.position.resume_at(stored.facts["position"])
+        self.position.resume_at(facts["position"])
         self._first += iteration
         self._saved_iteration = iteration
-        _say(f"resumed at iteration {iteration} from {stored.path}")
-        return Resumed(resumed=True, iteration=iteration, epoch=self.position.epoch, path=stored.path)
+        _say(f"resumed at iteration {iteration} from {path}")
+        return Resumed(resumed=True, iteration=iteration, epoch=self.position.epoch, path=path)
 
     def at_boundary(self) -> None:
         """Save at the end of an iteration, if it is time to; end the script once it was asked to stop and is saved."""

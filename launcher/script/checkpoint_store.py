@@ -18,7 +18,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Tuple, TypeVar
 
@@ -39,15 +38,6 @@ _POLL_S: Final = 0.1
 
 class CheckpointError(MuriError):
     """A checkpoint cannot be written, found or read."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A checkpoint on disk."""
-
-    iteration: int
-    path: Path  # file or directory that the script's own function wrote
-    facts: Mapping[str, Any]  # Muri's own part
 
 
 def default_place(environment: Mapping[str, str], cwd: Path, rank: int = 0, world_size: int = 1) -> Path:
@@ -106,8 +96,12 @@ class CheckpointStore:
         matches = (_NAME.fullmatch(entry.name) for entry in self.place.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
-    def read(self, iteration: int) -> Stored:
-        """Return one checkpoint; raise CheckpointError if it is damaged or written by a newer Muri."""
+    def read(self, iteration: int) -> tuple[Path, Mapping[str, Any]]:
+        """Return the file or directory that the script's own function wrote, and Muri's own part.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, or written by a newer Muri.
+        """
         folder = self._folder(iteration)
         try:
             facts = json_of((folder / _OWN_PART).read_text(encoding="utf-8"))
@@ -121,7 +115,7 @@ class CheckpointStore:
                 f"the checkpoint {folder} has format {version}, this Muri reads {_FORMAT}; resume it with the Muri "
                 "that wrote it, or move it away to start anew"
             )
-        return Stored(iteration, folder / _USER_PART, facts)
+        return folder / _USER_PART, facts
 
     def write(self, iteration: int, save: Callable[[Path], object], facts: Mapping[str, Any]) -> Path:
         """Write a checkpoint under a temporary name; `commit` makes it count.
