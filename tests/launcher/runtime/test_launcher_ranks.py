@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launcher_harness import Launcher, ends, launcher_in
 from polling import until
-from ranks_harness import RankedLauncher
+from ranks_harness import TRAIN_DDP, RankedLauncher
 
 pytest.importorskip("torch", reason="DDP needs torch")
 
@@ -54,6 +54,17 @@ def test_members_without_marks_or_on_four_ranks_train_as_alone_and_their_group_e
     require_as_alone(ranked, style, "101", "102")
     ranked.end()
     assert [ends(runtime) for runtime in ranked.runtimes] == [0] * world_size
+
+
+def test_members_that_look_for_unused_parameters_do_not_block_each_other(launcher: Launcher) -> None:
+    """DDP talks to the other ranks once more, in C++, after the last bucket was sent."""
+    ranked = RankedLauncher(launcher, 2)
+    text = TRAIN_DDP.replace("torch.nn.Linear(32, 1)))", "torch.nn.Linear(32, 1)), find_unused_parameters=True)")
+    assert text != TRAIN_DDP
+    ranked.script.write_text(text)
+    ranked.start("101", "102")
+    require_as_alone(ranked, "automatic", "101", "102")
+    assert "switched off" not in ranked.out("101", 0, "err") + ranked.out("102", 0, "err")
 
 
 def test_a_member_of_which_a_rank_fails_or_that_is_cancelled_ends_on_all_ranks_and_alone(
