@@ -15,6 +15,7 @@ from muri.slurm_plugin.gateway.slurm_commands import decoded
 from muri.slurm_plugin.gateway.text_fields import (
     FIELDS,
     NO_DETAILS,
+    SHARING,
     JobDetails,
     Request,
     said,
@@ -267,10 +268,6 @@ def _count(value: Any) -> int:
     return text_fields.bounded(_number(value), text_fields.MOST) or 1
 
 
-_SHARING: Final[Mapping[str, str]] = {
-    "NO": "none", "YES": "oversubscribe", "USER": "user", "MCS": "mcs", "TOPO": "topo",
-}  # fmt: skip
-
 _NAMES: Final = tuple(name for name, field in FIELDS.items() if field.pyslurm)
 _attributes: Final = attrgetter(*(FIELDS[name].pyslurm for name in _NAMES))
 
@@ -293,7 +290,7 @@ def _request(job: Any, details: JobDetails, default: PartitionLimits) -> Request
     flags = tuple(flag for attribute, flag in _FLAG_OF_ATTRIBUTE.items() if getattr(job, attribute))
     return Request(
         values=said({**values, **details.options}),
-        sharing=tuple(filter(None, [_SHARING.get(job.resource_sharing or "")])),
+        sharing=tuple(filter(None, [SHARING.get(job.resource_sharing or "")])),
         flags=flags + details.flags,
         partition=job.partition or "",
         wckey=job.wckey or "",

@@ -16,7 +16,7 @@ from typing import Any, Final
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.gateway.slurm_commands import decoded
-from muri.slurm_plugin.gateway.text_fields import NO_DETAILS, JobDetails, Request, said, special_options
+from muri.slurm_plugin.gateway.text_fields import NO_DETAILS, SHARING, JobDetails, Request, said, special_options
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.limits import MIB_OF_UNIT, LimitTextError, PartitionLimits, parse_duration_s
 
@@ -127,10 +127,6 @@ _NOT_SET: Final = frozenset({"", "0", "*", "0:00", *_NOTHING})
 _TRES: Final[Mapping[str, str]] = {
     "tres-per-node": "tres_per_node", "tres-per-job": "tres_per_job", "tres-per-task": "tres_per_task",
     "tres-per-socket": "tres_per_socket", "cpus-per-tres": "cpus_per_tres", "mem-per-tres": "memory_per_tres",
-}  # fmt: skip
-
-_SHARING: Final[Mapping[str, str]] = {
-    "NO": "none", "NODE": "none", "YES": "oversubscribe", "USER": "user", "MCS": "mcs", "TOPO": "topo",
 }  # fmt: skip
 
 # Fields of `Job` with Slurm's own texts, with texts of any length, and with numbers.
@@ -329,4 +325,4 @@ def _sharing(row: Mapping[str, str]) -> tuple[str, ...]:
     # Where squeue tells both, NO of the second means that the job is not exclusive.
     exclusive = row.get("Exclusive", "NO")
     words = (row["OverSubscribe"], "" if exclusive == "NO" else exclusive)
-    return tuple(_SHARING[word] for word in words if word in _SHARING)
+    return tuple(SHARING[word] for word in words if word in SHARING)

@@ -254,6 +254,11 @@ FIELDS: Final[Mapping[str, Field]] = {
 }
 """Fields of a request that are empty unless an option set them."""
 
+SHARING: Final[Mapping[str, str]] = {
+    "NO": "none", "NODE": "none", "YES": "oversubscribe", "USER": "user", "MCS": "mcs", "TOPO": "topo",
+}  # fmt: skip
+"""Slurm's words for how a job shares nodes, and those of `Request.sharing`."""
+
 _OPTION_OF_SHARING: Final[Mapping[str, str]] = {
     "none": "--exclusive",
     "user": "--exclusive=user",

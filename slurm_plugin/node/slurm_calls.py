@@ -13,6 +13,7 @@ from typing import Final
 
 from muri.slurm_plugin.gateway.base import NoSuchJobError, job_pending, passing_over
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded, encoded
+from muri.slurm_plugin.records.cluster import JobState
 
 _COMMANDS = SlurmCommands(timeout_s=30.0)
 
@@ -23,10 +24,6 @@ _WIDTHS: Final = {
     "JobID": 16, "ArrayJobID": 16, "ArrayTaskID": 32, "State": 32, "comment": _TEXT_WIDTH, "admin_comment": _TEXT_WIDTH,
 }  # fmt: skip
 """Fields as `squeue --Format` names them, and their bytes."""
-
-_ENDED: Final = {
-    "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class JobRecord:
     @property
     def is_active(self) -> bool:
         """Whether it still waits or runs."""
-        return self.state not in _ENDED
+        return JobState.__members__.get(self.state, JobState.UNKNOWN).is_active
 
 
 def job_record(job_id: int) -> JobRecord:

@@ -112,6 +112,14 @@ def test_a_job_is_read_whole_whatever_a_user_has_written(monkeypatch, text):
 
 
 @pytest.mark.parametrize(
+    ("state", "active"),
+    [("RUNNING", True), ("COMPLETING", True), ("CONFIGURING", True), ("PREEMPTED", False), ("TIMEOUT", False)],
+)
+def test_a_job_is_there_until_it_has_ended_for_any_reason(state, active):
+    assert JobRecord("7", state, "", "").is_active is active
+
+
+@pytest.mark.parametrize(
     ("last", "expected"),
     [
         (MEMBER, Place("9", MemberSpec("7"))),
