@@ -294,7 +294,7 @@ end
 function M.merge_comment(comment, tokens)
   local words = {}
   for word in (comment or ""):gmatch("%S+") do
-    if not (word:sub(1, 5) == "muri:" or word:match("^muri%-[a-z]+:")) then
+    if not (word:sub(1, 5) == "muri:" or word:match("^muri%-[a-z-]+:")) then
       words[#words + 1] = word
     end
   end

@@ -161,7 +161,8 @@ def is_kept(job: Any) -> bool:
         ("project=x  ticket:7", "project=x ticket:7 muri:on"),
         ("a muri:model=old,alone=1 b", "a b muri:on"),
         ('muri-state:{"group":1} muri-hold:user note', "note muri:on"),
-        ("murino:1 muriel", "murino:1 muriel muri:on"),
+        ("muri-retry-memory:no note muri-out-of-memory:0.3", "note muri:on"),
+        ("murino:1 muriel muri-el", "murino:1 muriel muri-el muri:on"),
     ],
 )
 def test_other_text_is_kept_and_forged_tokens_are_replaced(slurm: Slurm, before: str | None, after: str) -> None:
