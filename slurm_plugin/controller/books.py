@@ -153,19 +153,13 @@ class Books:
         try:
             yield
         except Exception:
-            with self._harmless():
-                self._close(None, None)
+            self.close(None, None)
             raise
 
-    def close(self, decision: Decision, status: Status) -> None:
-        """Close the books of a cycle that has finished."""
-        with self._harmless():
-            self._close(decision, status)
-
-    @contextmanager
-    def _harmless(self) -> Iterator[None]:
+    def close(self, decision: Decision | None, status: Status | None) -> None:
+        """Close the books of a cycle; both are None after one that has failed. A failure here costs no cycle."""
         try:
-            yield
+            self._close(decision, status)
         except Exception as error:
             log.warning("the metrics of this cycle are incomplete: %s: %s", type(error).__name__, error)
             log.debug("keeping the books failed", exc_info=True)
@@ -174,18 +168,15 @@ class Books:
         counters = Counters(self._journal.facts(COUNTERS))
         self._add_up(counters, "failed" if decision is None else "finished")
         if decision is None or status is None:
-            self._journal.replace_facts(counters.facts())
-            self._forget()
+            self._save(counters)
             self._publish(counters, {})
             return
         runs = self._look(decision.preparation.cycle, counters)
-        self._save(runs, counters)
-        self._forget()
+        self._save(counters, runs)
         left = self._write(runs, decision.view.snapshot.taken_s)
         if self._requests:
             self._add_requests(counters)
-            self._save(left, counters)
-            self._forget()
+            self._save(counters, left)
         waiting = sum(member.standing is Standing.COUNTED for run in left.values() for member in run.members)
         self._publish(
             counters,
@@ -212,10 +203,16 @@ class Books:
                 runs[pilot] = _count(runs[pilot], member, counters, now_s)
         return runs
 
-    def _save(self, runs: Mapping[int, GroupRun], counters: Counters) -> None:
-        """Write accounts and counters in one step: nothing is counted twice."""
-        open_runs = {str(pilot): _GROUP.dump_python(run, mode="json") for pilot, run in runs.items() if not run.is_over}
-        self._journal.replace_facts({GROUP_RUN: open_runs, **counters.facts()})
+    def _save(self, counters: Counters, runs: Mapping[int, GroupRun] | None = None) -> None:
+        """Write counters, and accounts if there are any, in one step, and begin anew: nothing is counted twice."""
+        facts = counters.facts()
+        if runs is not None:
+            running = {pilot: run for pilot, run in runs.items() if not run.is_over}
+            facts[GROUP_RUN] = {str(pilot): _GROUP.dump_python(run, mode="json") for pilot, run in running.items()}
+        self._journal.replace_facts(facts)
+        self._requests.clear()
+        self._calls_saved = self._calls.copy()
+        self._actions.clear()
 
     def _write(self, runs: Mapping[int, GroupRun], now_s: float) -> dict[int, GroupRun]:
         """Write the reports of members that were counted; return the accounts with those closed that were written."""
@@ -267,12 +264,6 @@ class Books:
             counters.add("slurm_requests", request, count)
         for kind, count in (self._calls - self._calls_saved).items():
             counters.add("slurm_calls", (kind,), count)
-
-    def _forget(self) -> None:
-        """Begin anew after saving."""
-        self._requests.clear()
-        self._calls_saved = self._calls.copy()
-        self._actions.clear()
 
     def _publish(self, counters: Counters, queue: metrics.Values) -> None:
         """Write the metrics file, and serve the same values."""
