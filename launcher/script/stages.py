@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import contextvars
+import functools
 import logging
 import queue
 import sys
@@ -146,10 +147,8 @@ class batches(Generic[Batch]):
         clock.report_prefetch_depth(self._loader, int(self._prefetch))
         with stage("load"):
             source = begin_loop(self._loader, self._site, clock.yield_point)
-        yield from self._go_through(clock, Prefetcher(source, clock) if self._prefetch else _Fetcher(source))
-
-    @staticmethod
-    def _go_through(clock: StageClock, fetch: Prefetcher[Batch] | _Fetcher[Batch]) -> Iterator[Batch]:
+        prefetcher = Prefetcher(source, clock) if self._prefetch else None
+        fetch = prefetcher or functools.partial(_fetch_now, source)
         try:
             while True:
                 try:
@@ -164,21 +163,13 @@ class batches(Generic[Batch]):
             clock.end_iteration()
             raise
         finally:
-            fetch.close()
+            if prefetcher is not None:
+                prefetcher.close()
 
 
-class _Fetcher(Generic[Batch]):
-    """Fetches each batch when the loop asks for it."""
-
-    def __init__(self, source: Iterator[Batch]) -> None:
-        self._source = source
-
-    def __call__(self) -> Batch:
-        with stage("load"):
-            return next(self._source)
-
-    def close(self) -> None:
-        """No thread to end."""
+def _fetch_now(source: Iterator[Batch]) -> Batch:
+    with stage("load"):
+        return next(source)
 
 
 def yield_point() -> None:
