@@ -132,13 +132,16 @@ class _Way(NamedTuple):
         units: Its groups, single jobs among them.
         left: The jobs in none.
         joined: The open units that new members join, each with these.
-        before: The same without them.
     """
 
     units: tuple[Unit, ...]
     left: Members
     joined: tuple[Members, ...] = ()
-    before: tuple[Members, ...] = ()
+
+    @property
+    def before(self) -> tuple[Members, ...]:
+        """The open units without their new members."""
+        return tuple([tuple([item for item in group if item.unit is group[0].unit]) for group in self.joined])
 
     @property
     def groups(self) -> tuple[Members, ...]:
@@ -219,18 +222,17 @@ class Grouper:
         left = tuple([members[index] for index in answer.left])
         joins = [(unit, new) for unit, new in zip(task.open_units, answer.joins, strict=True) if new]
         joined = tuple([(*unit, *(members[index] for index in new)) for unit, new in joins])
-        return _Way(tuple(map(self._unit, groups)), left, joined, tuple([unit for unit, _ in joins]))
+        return _Way(tuple(map(self._unit, groups)), left, joined)
 
     def _with_units(self, way: _Way, staying: Sequence[Members], fixed: Sequence[Members]) -> _Way:
         """A way of grouping the others with the units that stay: those that others join are groups of their own."""
         is_fixed = {id(members[0].unit) for members in fixed}
         grown = [tuple(sorted(group)) for group in way.joined if id(group[0].unit) not in is_fixed]
-        taken = {id(group[0].unit) for group in way.before}
+        taken = {id(group[0].unit) for group in way.joined}
         same = [members for members in staying if id(members[0].unit) not in taken]
-        pairs = [pair for pair in zip(way.joined, way.before, strict=True) if id(pair[0][0].unit) in is_fixed]
         units = [*map(self._unit, (*same, *grown)), *way.units]
-        joined, before = (tuple([pair[place] for pair in pairs]) for place in (0, 1))
-        return _Way(tuple(sorted(units, key=lambda unit: unit.rank)), way.left, joined, before)
+        joined = tuple([group for group in way.joined if id(group[0].unit) in is_fixed])
+        return _Way(tuple(sorted(units, key=lambda unit: unit.rank)), way.left, joined)
 
     def _weigh(self, fresh: _Way, stay: _Way, settled: Sequence[Members], proven: float) -> Grouping:
         """Regroup only if that gains more until the next plan than its restarts lose (both: objective × seconds)."""

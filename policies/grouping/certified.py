@@ -164,12 +164,6 @@ def match_dense(weights: Floats) -> Matching:
     return Matching(pairs, weight, max(weight, bound * scale.unit))
 
 
-def assignment_bound(weights: Floats) -> float:
-    """The proven upper bound alone, for matchings found in another way."""
-    scale = scaled(weights)
-    return math.fsum(solve_assignment(scale.values).potential.tolist()) * scale.unit if len(scale.values) else 0.0
-
-
 def _split_cycles(weights: Floats, choice: Indices) -> Indices:
     """Make the choices mutual: the best half of every cycle."""
     jobs = np.arange(len(choice))

@@ -1,9 +1,10 @@
 """Algorithm 1 of Muri: rounds of matching that merge jobs into groups."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations_with_replacement
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from muri.policies.grouping.problem import Appraiser, BucketProblem, Kind, Kinds, Members
 from muri.policies.grouping.solvers import match_types, match_weights
 from muri.policies.options import PolicyOptions
-from muri.policies.speed import Floats, Indices, SpeedModel
+from muri.policies.speed import Floats, SpeedModel
 
 _BLOCK: Final = 4_000  # Units matched at once: a matrix of their pairs still fits the memory of a small machine
 # The same where every job has a worth of its own: neighbors in the queue are then of similar worth, and hardly a pair
@@ -42,15 +43,6 @@ class Unit:
     value: float
 
 
-class Merge(NamedTuple):
-    """Two units that a matching chose, and the unit that they become."""
-
-    weight: float
-    unit: Unit
-    first: Unit
-    second: Unit
-
-
 class Rounds:
     """Algorithm 1 on one bucket, round by round."""
 
@@ -59,7 +51,7 @@ class Rounds:
         self._options = options
         self._model = model
         self.kinds = kinds
-        self.appraiser = Appraiser(kinds.kinds, options, model, problem.memory_limit_gib)
+        self._appraiser = Appraiser(kinds.kinds, options, model, problem.memory_limit_gib)
         self.units: list[Unit] = self._single_jobs()
         self._kind_of = {job: kind for kind, jobs in enumerate(kinds.jobs) for job in jobs}
 
@@ -73,15 +65,14 @@ class Rounds:
         """GPUs that all units need together."""
         return len(self.units) * self._problem.gpu_count
 
-    def merge(self, *, as_needed: bool) -> bool:
-        """Run one round (`as_needed`: only the best pairs that it takes to fit the slots); whether it merged any."""
-        merges = sorted(self._matched(), key=lambda item: (-round(item.weight, 9), item.unit.members))
+    def merge(self, *, as_needed: bool) -> None:
+        """Run one round (`as_needed`: only the best pairs that it takes to fit the slots)."""
+        merges = sorted(self._merges(), key=lambda item: (-round(item[0], 9), item[1].members))
         if as_needed:
             merges = merges[: max(0, len(self.units) - self._problem.slots)]
-        gone = {unit.members[0] for item in merges for unit in (item.first, item.second)}
+        gone = {job for _, unit in merges for job in unit.members}
         kept = [unit for unit in self.units if unit.members[0] not in gone]
-        self.units = sorted([*kept, *(item.unit for item in merges)], key=lambda unit: unit.members)
-        return bool(merges)
+        self.units = sorted([*kept, *(unit for _, unit in merges)], key=lambda unit: unit.members)
 
     def chosen(self) -> list[Unit]:
         """The units that get a slot: those with an urgent job first, then the most urgent of the others.
@@ -102,8 +93,8 @@ class Rounds:
         for job in left:
             most_urgent.setdefault(self._kind_of[job], job)
         groups = np.array([sorted((*unit.kinds, kind)) for kind in most_urgent], dtype=np.intp)
-        appraisal = self.appraiser.appraise(groups)
-        admitted = self.appraiser.pays(appraisal, unit.total_speed) & self.appraiser.fits(groups)
+        appraisal = self._appraiser.appraise(groups)
+        admitted = self._appraiser.pays(appraisal, unit.total_speed) & self._appraiser.fits(groups)
         gain = np.where(admitted, appraisal.value - unit.value, 0.0)
         best, (kind, job) = min(enumerate(most_urgent.items()), key=lambda item: (-round(gain[item[0]], 9), item[1][1]))
         if gain[best] <= 0:
@@ -113,7 +104,7 @@ class Rounds:
 
     def _single_jobs(self) -> list[Unit]:
         groups = np.arange(len(self.kinds.kinds), dtype=np.intp)[:, None]
-        alone = self.appraiser.appraise(groups)
+        alone = self._appraiser.appraise(groups)
         units = [
             Unit((job,), (kind,), float(alone.total_speed[kind]), float(alone.value[kind]))
             for kind, jobs in enumerate(self.kinds.jobs)
@@ -121,24 +112,21 @@ class Rounds:
         ]
         return sorted(units, key=lambda unit: unit.members)
 
-    def _matched(self) -> list[Merge]:
-        merges = []
+    def _merges(self) -> list[tuple[float, Unit]]:
+        """The units that matched ones become, and the weights of the matches."""
+        kinds, merges = self.kinds.kinds, []
         block = _BLOCK_BY_WORTH if self._options.objective == "jct" else _BLOCK
         for start in range(0, len(self.units), block):
-            merges += self._match_block(self.units[start : start + block])
-        return merges
-
-    def _match_block(self, units: Sequence[Unit]) -> list[Merge]:
-        kinds = self.kinds.kinds
-        alike = tuple([_Alike(tuple([kinds[k] for k in unit.kinds]), unit.total_speed, unit.value) for unit in units])
-        matched = _matched if len(units) <= _REMEMBERED_UNITS else _matched.__wrapped__
-        found = matched(alike, self._options, self._model, self._problem.memory_limit_gib)
-        merges = []
-        for merge in found:
-            first, second = units[merge.first.members[0]], units[merge.second.members[0]]
-            members, kinds_of = sorted(first.members + second.members), sorted(first.kinds + second.kinds)
-            merged = replace(merge.unit, members=tuple(members), kinds=tuple(kinds_of))
-            merges.append(Merge(merge.weight, merged, first, second))
+            units = self.units[start : start + block]
+            alike = tuple(
+                [_Alike(tuple([kinds[k] for k in unit.kinds]), unit.total_speed, unit.value) for unit in units]
+            )
+            matched = _matched if len(units) <= _REMEMBERED_UNITS else _matched.__wrapped__
+            for pair in matched(alike, self._options, self._model, self._problem.memory_limit_gib):
+                first, second = units[pair.first], units[pair.second]
+                members, of_members = sorted(first.members + second.members), sorted(first.kinds + second.kinds)
+                unit = Unit(tuple(members), tuple(of_members), pair.total_speed, pair.value)
+                merges.append((pair.weight, unit))
         return merges
 
 
@@ -150,91 +138,70 @@ class _Alike(NamedTuple):
     value: float
 
 
+class _Pair(NamedTuple):
+    """Two matched units by their places, and the figures of the unit that they become."""
+
+    first: int
+    second: int
+    weight: float
+    value: float
+    total_speed: float
+
+
 @lru_cache(maxsize=_REMEMBERED)
 def _matched(
     units: tuple[_Alike, ...], options: PolicyOptions, model: SpeedModel, memory_limit_gib: float
-) -> tuple[Merge, ...]:
-    """Match units known by their kinds alone: while a queue changes little, the same ones meet again and again.
-
-    The units are given by urgency. Members of the resulting units are their places among the given ones.
-    """
+) -> tuple[_Pair, ...]:
+    """Match units, given by urgency, by their kinds alone: while a queue changes little, the same ones meet again."""
     kinds = sorted({kind for unit in units for kind in unit.kinds})
     number = {kind: index for index, kind in enumerate(kinds)}
-    placed = [
-        Unit((place,), tuple([number[kind] for kind in unit.kinds]), unit.total_speed, unit.value)
-        for place, unit in enumerate(units)
-    ]
-    return tuple(_Matcher(Appraiser(kinds, options, model, memory_limit_gib), options).match(placed))
+    places_of: dict[tuple[int, ...], list[int]] = {}
+    for place, unit in enumerate(units):
+        places_of.setdefault(tuple([number[kind] for kind in unit.kinds]), []).append(place)
+    listed = sorted(places_of.items())
+    first_of_kind = [units[places[0]] for _, places in listed]
+    appraiser = Appraiser(kinds, options, model, memory_limit_gib)
+    figures = _figures([members for members, _ in listed], first_of_kind, appraiser, options)
+    row = np.empty(len(units), dtype=np.intp)
+    for index, (_, places) in enumerate(listed):
+        row[places] = index
+    pairs: Iterable[tuple[int, ...]]
+    if options.matching == "certified" and len(units) >= max(_MANY, _REPEATS * len(listed)):
+        # Kinds of units are matched; of a kind the most urgent units come first.
+        queues = [iter(places) for _, places in listed]
+        found = match_types(figures[0], [len(places) for _, places in listed]).pairs
+        pairs = [(next(queues[one]), next(queues[other])) for one, other, count in found for _ in range(count)]
+    else:
+        pairs = match_weights(figures[0][np.ix_(row, row)], options.matching).pairs
+    return tuple(_Pair(one, other, *figures[:, row[one], row[other]].tolist()) for one, other in pairs)
 
 
-class _Matcher:
-    """Matches the units of one round; the appraiser is that of the kinds that units name."""
-
-    def __init__(self, appraiser: Appraiser, options: PolicyOptions) -> None:
-        self._appraiser = appraiser
-        self._options = options
-
-    def match(self, units: Sequence[Unit]) -> list[Merge]:
-        """Maximum-weight matching of units."""
-        by_kind: dict[tuple[int, ...], list[Unit]] = {}
-        for unit in units:
-            by_kind.setdefault(unit.kinds, []).append(unit)
-        unit_kinds = sorted(by_kind)
-        place = {kinds: index for index, kinds in enumerate(unit_kinds)}
-        figures = self._merges([by_kind[kinds][0] for kinds in unit_kinds])
-        if self._options.matching == "certified" and len(units) >= max(_MANY, _REPEATS * len(unit_kinds)):
-            pairs = _pairs_of_kinds(figures[0], [by_kind[kinds] for kinds in unit_kinds])
-        else:
-            of_unit = np.array([place[unit.kinds] for unit in units])
-            matching = match_weights(figures[0][np.ix_(of_unit, of_unit)], self._options.matching)
-            pairs = [(units[first], units[second]) for first, second in matching.pairs]
-        merges = []
-        for first, second in pairs:
-            weight, value, total_speed = figures[:, place[first.kinds], place[second.kinds]].tolist()
-            members, kinds = sorted(first.members + second.members), sorted(first.kinds + second.kinds)
-            merges.append(Merge(weight, Unit(tuple(members), tuple(kinds), total_speed, value), first, second))
-        return merges
-
-    def _merges(self, units: Sequence[Unit]) -> Floats:
-        """Array (3, units, units): weight (NaN where two may not merge), value and total speed of merged units."""
-        figures = np.full((3, len(units), len(units)), np.nan)
-        sizes = np.array([len(unit.kinds) for unit in units])
-        for size_a in sorted(set(sizes.tolist())):
-            for size_b in sorted(set(sizes.tolist())):
-                if size_a <= size_b and size_a + size_b <= self._options.max_group_size:
-                    self._fill(figures, units, np.flatnonzero(sizes == size_a), np.flatnonzero(sizes == size_b))
-        return figures
-
-    def _fill(self, figures: Floats, units: Sequence[Unit], rows: Indices, columns: Indices) -> None:
-        """Evaluate merging each unit of `rows` with each of `columns`; all of either have the same size."""
-        first, second = (grid.ravel() for grid in np.meshgrid(rows, columns, indexing="ij"))
-        if np.array_equal(rows, columns):
-            once = first <= second
-            first, second = first[once], second[once]
-        groups = np.concatenate([_kinds_of(units, rows, first), _kinds_of(units, columns, second)], axis=1)
-        appraisal = self._appraiser.appraise(groups)
-        total_speed, value = np.array([(unit.total_speed, unit.value) for unit in units]).T
-        faster = np.maximum(total_speed[first], total_speed[second])
-        admitted = self._appraiser.pays(appraisal, faster) & self._appraiser.fits(groups)
+def _figures(
+    members: Sequence[tuple[int, ...]], units: Sequence[_Alike], appraiser: Appraiser, options: PolicyOptions
+) -> Floats:
+    """Array (3, units, units): weight (NaN where two may not merge), value and total speed of any two units merged."""
+    figures = np.full((3, len(units), len(units)), np.nan)
+    total_speed, value = np.array([(unit.total_speed, unit.value) for unit in units]).T
+    sizes = np.array([len(kinds) for kinds in members])
+    of_size = {size: np.flatnonzero(sizes == size) for size in sorted(set(sizes.tolist()))}
+    kinds_of = {size: np.array([kinds for kinds in members if len(kinds) == size], dtype=np.intp) for size in of_size}
+    for small, large in combinations_with_replacement(of_size, 2):
+        if small + large > options.max_group_size:
+            continue
+        one, other = np.indices((len(of_size[small]), len(of_size[large]))).reshape(2, -1)
+        if small == large:
+            one, other = one[one <= other], other[one <= other]
+        first, second = of_size[small][one], of_size[large][other]
+        groups = np.concatenate([kinds_of[small][one], kinds_of[large][other]], axis=1)
+        appraisal = appraiser.appraise(groups)
+        admitted = appraiser.pays(appraisal, np.maximum(total_speed[first], total_speed[second]))
+        admitted &= appraiser.fits(groups)
         # The paper weighs a pair by its γ alone. Elsewhere it counts what merging adds to leaving the lesser one out.
-        instead = 0.0 if self._options.objective == "efficiency" else np.maximum(value[first], value[second])
+        instead = 0.0 if options.objective == "efficiency" else np.maximum(value[first], value[second])
         weight = np.where(admitted, appraisal.value - instead, np.nan)
         merged = np.stack([weight, appraisal.value, appraisal.total_speed])
         figures[:, first, second] = figures[:, second, first] = merged
-
-
-def _kinds_of(units: Sequence[Unit], rows: Indices, which: Indices) -> Indices:
-    """Array (n, size): the kinds of each unit of `which`, all of which are among `rows`."""
-    return np.array([units[row].kinds for row in rows], dtype=np.intp)[np.searchsorted(rows, which)]
-
-
-def _pairs_of_kinds(weight: Floats, units: Sequence[Sequence[Unit]]) -> list[tuple[Unit, Unit]]:
-    """Match kinds of units, and take the units of a kind in order of urgency."""
-    queues = [iter(of_kind) for of_kind in units]
-    matching = match_types(weight, [len(of_kind) for of_kind in units])
-    return [
-        (next(queues[first]), next(queues[second])) for first, second, count in matching.pairs for _ in range(count)
-    ]
+    return figures
 
 
 def form_units(

@@ -17,11 +17,11 @@ from muri.errors import MuriError
 from muri.policies.grouping.certified import (
     Matching,
     WeightsError,
-    assignment_bound,
     match_dense,
     match_networkx,
     match_rustworkx,
     scaled,
+    solve_assignment,
 )
 from muri.policies.options import MATCHINGS, OptionsError
 from muri.policies.speed import Floats, Indices
@@ -177,7 +177,8 @@ def match_weights(weights: Floats, method: str = "certified") -> Matching:
         return match_dense(weights)
     scale = scaled(weights)
     if method == "priority-order":
-        pairs, bound = _in_order(scale.values), assignment_bound(weights)
+        pairs = _in_order(scale.values)
+        bound = math.fsum(solve_assignment(scale.values).potential.tolist()) * scale.unit
     else:
         blossom = match_rustworkx if method == "rustworkx" else match_networkx
         first, second = np.nonzero(np.triu(scale.values > 0, 1))
