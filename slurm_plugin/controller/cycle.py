@@ -58,6 +58,7 @@ from muri.slurm_plugin.records.journal import (
     RELEASE_REFUSED,
     SERVICE,
     CorruptJournalError,
+    Intent,
     Journal,
     by_job,
     current,
@@ -92,20 +93,25 @@ def cycle_input(
     view = view_of(snapshot, config.partitions)
     known = {} if store is None else {profile.key: profile for profile in store.list()}
     without = Knowledge(known, pythons=KnownPythons.of((), config.node_python))
-    knowledge = without if journal is None else _remembered(journal, known, view, config)
-    cycle = CycleInput(view, knowledge, config, () if journal is None else journal.intents())
+    intents = () if journal is None else journal.intents()
+    knowledge = without if journal is None else _remembered(journal, intents, known, view, config)
+    cycle = CycleInput(view, knowledge, config, intents)
     if store is None:
         return cycle
     marked_at = {} if journal is None else {mark.key: mark.since for mark in store.stale_marks()}
-    stale = knowledge.stale if journal is None else frozenset(marked_at)
-    knowledge = replace(knowledge, stale=stale, marked_at=marked_at, traits=read_traits(store))
-    cycle = replace(cycle, knowledge=knowledge)
-    return with_estimates(without_doubtful(cycle, store), store)
+    knowledge = replace(knowledge, stale=frozenset(marked_at), marked_at=marked_at, traits=read_traits(store))
+    return with_estimates(without_doubtful(replace(cycle, knowledge=knowledge), store), store)
 
 
-def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], view: View, config: Config) -> Knowledge:
+def _remembered(
+    journal: Journal,
+    intents: tuple[Intent, ...],
+    profiles: Mapping[ProfileKey, StageProfile],
+    view: View,
+    config: Config,
+) -> Knowledge:
     """What the journal knows of jobs and models."""
-    running = [intent for intent in journal.intents("begun") if intent.kind == DRY_RUN]
+    running = [intent for intent in intents if intent.kind == DRY_RUN and intent.state == "begun"]
     now_s = view.snapshot.taken_s
     failures = current(journal.facts(DRY_RUN_FAILED), now_s)
     measuring = tuple(readable(running, lambda run: (dry_run_key(run, view), int(run.payload["job_id"]))))
@@ -117,8 +123,8 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         failed_s={key: each.last_s for key, each in failures.items()},
         largest_group=_lately(journal.facts(LARGEST_GROUP), now_s, lambda size, why: (max(1, int(size)), str(why))),
         exclusions=by_job(journal.facts(EXCLUSION), str),
-        served_gpu_s=served_gpu_s(noted(by_job(journal.facts(SERVICE), Service.of), view), view, journal.intents()),
-        saved_gpu_s=saved_gpu_s(view, journal.intents()),
+        served_gpu_s=served_gpu_s(noted(by_job(journal.facts(SERVICE), Service.of), view), view, intents),
+        saved_gpu_s=saved_gpu_s(view, intents),
         claims=noted_claims(_claims(journal), view),
         first_submit_s=first_submits(by_job(journal.facts(FIRST_SUBMIT), float), view),
         gpu_mem_gib=by_job(journal.facts(GPU_MEM), float),
