@@ -4,9 +4,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
+from muri.policies.types import Policy
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.simulator import run as run_module
 from muri.simulator.model import Cluster, JobRecord, Settings, SimulationResult, Trace, TraceJob
 from muri.simulator.run import simulate
 
@@ -44,6 +47,13 @@ def run(jobs: Sequence[TraceJob], policy: str, cluster: Cluster, **how: Any) -> 
     """Simulate; what is not a setting is an argument of `simulate`."""
     extra = {name: how.pop(name) for name in ("options", "progress", "with_spans") if name in how}
     return simulate(Trace("made", tuple(jobs)), policy, cluster, Settings(**how), **extra)
+
+
+def run_under(policy: Policy, jobs: Sequence[TraceJob], cluster: Cluster, **how: Any) -> SimulationResult:
+    """Simulate under a policy of the test's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "get_policy", lambda *_: policy)
+        return run(jobs, policy.name, cluster, **how)
 
 
 def by_id(result: SimulationResult) -> dict[int, JobRecord]:

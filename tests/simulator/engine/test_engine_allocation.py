@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
-from engine_builders import CPU, GPU, by_id, ends, job, profile, run, traces
+from engine_builders import CPU, GPU, by_id, ends, job, profile, run, run_under, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +14,6 @@ from muri.policies.siblings.shares import shape_with, throughput_ratio
 from muri.policies.speed import shape_of
 from muri.policies.traits import Demand, Sensitivity, derived_sensitivity
 from muri.policies.types import CpuMemShare, Plan, PlanRequest, Policy
-from muri.simulator import run as run_module
 from muri.simulator.model import Cluster, SimulationError, TraceJob
 
 HALF_CPU = (0.0, 0.5, 0.5, 0.0)
@@ -39,14 +38,6 @@ class Allocating(Policy):
         return Plan(self.name, plan.groups, plan.solo, plan.waiting, cpu_mem_shares=self.shares(request, plan))
 
 
-@pytest.fixture
-def allocate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def install(shares: Shares, inner: str = "fifo") -> None:
-        monkeypatch.setattr(run_module, "get_policy", lambda *_: Allocating(shares, inner))
-
-    return install
-
-
 def fixed(**by_job: tuple[float, float]) -> Shares:
     """Shares of node n0 by j1, j2, …, while these run."""
 
@@ -58,9 +49,9 @@ def fixed(**by_job: tuple[float, float]) -> Shares:
     return shares
 
 
-def test_more_cpus_shorten_preprocessing_and_fewer_lengthen_it(allocate: Callable[..., None]) -> None:
-    allocate(fixed(j1=(6.0, 50.0), j2=(2.0, 50.0)))
-    result = run([job(1, 0.0, 300.0, HALF_CPU), job(2, 0.0, 300.0, HALF_CPU)], "x", NODE)
+def test_more_cpus_shorten_preprocessing_and_fewer_lengthen_it() -> None:
+    policy = Allocating(fixed(j1=(6.0, 50.0), j2=(2.0, 50.0)))
+    result = run_under(policy, [job(1, 0.0, 300.0, HALF_CPU), job(2, 0.0, 300.0, HALF_CPU)], NODE)
     # With 6 CPUs instead of 4 the preprocess half takes 2/3 of its time; with 2 twice.
     assert by_id(result)[1].run_s == pytest.approx(300 * (0.5 + 0.5 * 4 / 6))
     assert by_id(result)[2].run_s == pytest.approx(300 * (0.5 + 0.5 * 2))
@@ -70,38 +61,35 @@ def test_more_cpus_shorten_preprocessing_and_fewer_lengthen_it(allocate: Callabl
     assert first.utilization[1] == pytest.approx((2 / (5 / 6) + 2 / 1.5) / 8)
 
 
-def test_memory_acts_as_the_job_s_sensitivity_says(allocate: Callable[..., None]) -> None:
-    allocate(fixed(j1=(4.0, 75.0), j2=(4.0, 25.0)))
+def test_memory_acts_as_the_job_s_sensitivity_says() -> None:
+    policy = Allocating(fixed(j1=(4.0, 75.0), j2=(4.0, 25.0)))
     jobs = [job(1, 0.0, 100.0, GPU, sensitivity=MEMORY_HUNGRY), job(2, 0.0, 100.0, GPU, sensitivity=MEMORY_HUNGRY)]
-    assert ends(run(jobs, "x", NODE)) == {1: 50.0, 2: 200.0}
+    assert ends(run_under(policy, jobs, NODE)) == {1: 50.0, 2: 200.0}
 
 
-def test_synergy_s_models_are_known_by_name(allocate: Callable[..., None]) -> None:
-    allocate(fixed(j1=(6.0, 62.5)))
+def test_synergy_s_models_are_known_by_name() -> None:
     cluster = Cluster(1, 8, cpus_per_node=24, mem_gib_per_node=500)
-    result = run([job(1, 0.0, 100.0, GPU, name="alexnet")], "x", cluster)
+    result = run_under(Allocating(fixed(j1=(6.0, 62.5))), [job(1, 0.0, 100.0, GPU, name="alexnet")], cluster)
     assert ends(result)[1] == pytest.approx(100 / 1.75)
 
 
-def test_another_share_costs_a_restart_and_the_same_one_none(allocate: Callable[..., None]) -> None:
+def test_another_share_costs_a_restart_and_the_same_one_none() -> None:
     def shares(request: PlanRequest, _: Plan) -> Mapping[int, tuple[CpuMemShare, ...]]:
         return {1: (CpuMemShare("n0", 8.0 if request.now_s >= 100 else 2.0, 50.0),)}
 
-    allocate(shares)
     jobs = [job(1, 0.0, 300.0, HALF_CPU), job(2, 50.0, 1.0, GPU), job(3, 100.0, 1.0, GPU)]
-    result = by_id(run(jobs, "x", Cluster(1, 4, cpus_per_node=16), restart_s=30.0))
+    result = by_id(run_under(Allocating(shares), jobs, Cluster(1, 4, cpus_per_node=16), restart_s=30.0))
     assert result[1].restarts == 1
     # Until 100 s at a speed of 1 / 1.5, then 30 s of restart, then at 1 / 0.75.
     assert result[1].end_s == pytest.approx(130 + (300 - 100 / 1.5) * 0.75)
 
 
-def test_a_group_s_cpu_stage_has_all_of_its_members_shares(allocate: Callable[..., None]) -> None:
+def test_a_group_s_cpu_stage_has_all_of_its_members_shares() -> None:
     jobs = [job(1, 0.0, 100.0, GPU), job(2, 0.0, 100.0, CPU)]
     cluster = Cluster(1, 1, cpus_per_node=4)
     assert set(ends(run(jobs, "muri-s", cluster)).values()) == {100.0}
     # 1 + 1 of 4 CPUs: the CPU stage takes 2 s instead of 1 s, and with it everybody's period.
-    allocate(fixed(j1=(1.0, 0.0), j2=(1.0, 0.0)), "muri-s")
-    records = by_id(run(jobs, "x", cluster))
+    records = by_id(run_under(Allocating(fixed(j1=(1.0, 0.0), j2=(1.0, 0.0)), "muri-s"), jobs, cluster))
     # When job 1 or 2 leaves, the other one has its own single CPU left: job 2 would be four times slower.
     assert records[1].end_s == records[2].end_s == pytest.approx(200.0)
 
@@ -115,23 +103,19 @@ def test_a_group_s_cpu_stage_has_all_of_its_members_shares(allocate: Callable[..
         (lambda _, __: {1: (CpuMemShare("n7", 1.0, 1.0),)}, "GPUs of n0 but CPUs and memory of n7"),
     ],
 )
-def test_what_a_node_doesn_t_have_cannot_be_given_out(
-    allocate: Callable[..., None], shares: Shares, message: str
-) -> None:
-    allocate(shares)
+def test_what_a_node_doesn_t_have_cannot_be_given_out(shares: Shares, message: str) -> None:
     with pytest.raises(SimulationError, match=message):
-        run([job(1, 0.0, 300.0, HALF_CPU), job(2, 0.0, 300.0, HALF_CPU)], "x", NODE)
+        run_under(Allocating(shares), [job(1, 0.0, 300.0, HALF_CPU), job(2, 0.0, 300.0, HALF_CPU)], NODE)
 
 
-def test_policies_see_sensitivities_shares_and_what_is_free(allocate: Callable[..., None]) -> None:
+def test_policies_see_sensitivities_shares_and_what_is_free() -> None:
     seen: list[PlanRequest] = []
 
     def shares(request: PlanRequest, plan: Plan) -> Mapping[int, tuple[CpuMemShare, ...]]:
         seen.append(request)
         return fixed(j1=(6.0, 20.0), j2=(2.0, 50.0))(request, plan)
 
-    allocate(shares)
-    run([job(1, 0.0, 300.0, HALF_CPU), job(2, 10.0, 20.0, HALF_CPU)], "x", NODE)
+    run_under(Allocating(shares), [job(1, 0.0, 300.0, HALF_CPU), job(2, 10.0, 20.0, HALF_CPU)], NODE)
     (node,) = seen[1].nodes
     assert (node.cpu_count, node.mem_gib, node.free_cpus, node.free_mem_gib) == (8, 100, 2.0, 80.0)
     (unit,) = seen[1].running
@@ -188,9 +172,7 @@ def test_whatever_is_given_out_nothing_is_lost_or_over_committed(jobs: list[Trac
             for member in members
         }
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "get_policy", lambda *_: Allocating(shares, inner))
-        result = run(jobs, "x", cluster, restart_s=0.0, interval_s=500.0)
+    result = run_under(Allocating(shares, inner), jobs, cluster, restart_s=0.0, interval_s=500.0)
     assert len(result.records) == len(jobs)
 
 

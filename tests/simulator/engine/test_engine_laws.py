@@ -6,16 +6,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from engine_builders import MODELS, job, run, traces
+from engine_builders import MODELS, job, run, run_under, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.schedulers import Srtf
 from muri.policies.types import Plan, PlanRequest, Policy, PriorityKey
-from muri.simulator import run as run_module
 from muri.simulator.engine import checks
 from muri.simulator.engine import loop as engine
 from muri.simulator.engine.jobs import View, WaitingJobs, planned_profiles, view_of
@@ -48,9 +48,13 @@ def all_settings(draw: st.DrawFn) -> Settings:
     )
 
 
+def fields_of(how: Settings) -> dict[str, Any]:
+    """Settings as `run` takes them."""
+    return {name: getattr(how, name) for name in Settings.__dataclass_fields__}
+
+
 def simulated(jobs: list[TraceJob], policy: str, options: dict[str, str], how: Settings) -> SimulationResult:
-    fields = {name: getattr(how, name) for name in Settings.__dataclass_fields__}
-    return run(jobs, policy, SMALL, options=options, **fields)
+    return run(jobs, policy, SMALL, options=options, **fields_of(how))
 
 
 @pytest.mark.parametrize(("policy", "options"), VARIANTS)
@@ -96,10 +100,9 @@ def test_the_end_of_a_long_queue_changes_no_decision(
         return plan
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "get_policy", lambda *_: chosen)
         patch.setattr(WaitingJobs, "reduce", reduce)
         patch.setattr(engine.Engine, "_decide", decide)
-        simulated(jobs, policy, options, how)
+        run_under(chosen, jobs, SMALL, **fields_of(how))
 
 
 def _decisions(plan: Plan) -> tuple[object, ...]:
@@ -179,11 +182,10 @@ class _RoundRobin(Srtf):
 def test_a_policy_that_stops_jobs_before_they_have_restarted_does_not_hang_the_simulation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_module, "get_policy", lambda *_: _RoundRobin())
     monkeypatch.setattr(engine, "_IDLE_PLANS", 100)
     jobs = [job(index, 0.0, 1000.0) for index in range(2)]
     with pytest.raises(SimulationError, match="stops jobs before they have restarted"):
-        run(jobs, "round-robin", Cluster(1, 1), interval_s=10.0, restart_s=60.0)
+        run_under(_RoundRobin(), jobs, Cluster(1, 1), interval_s=10.0, restart_s=60.0)
 
 
 class _Greedy(Policy):
@@ -221,23 +223,18 @@ class _Greedy(Policy):
         ("over-commits", "more GPUs of node n0 than are free"),
         ("to-slurm", "leaves job 1 to Slurm's own queue"),
         ("starts-nobody", "starts none of the 2 jobs"),
+        ("nothing", "^policy greedy returned NoneType, not a Plan$"),
     ],
 )
-def test_a_policy_that_plans_nonsense_is_told_so(monkeypatch: pytest.MonkeyPatch, breaks: str, message: str) -> None:
-    monkeypatch.setattr(run_module, "get_policy", lambda *_: _Greedy(breaks))
+def test_a_policy_that_plans_nonsense_is_told_so(breaks: str, message: str) -> None:
     with pytest.raises(SimulationError, match=message):
-        run([job(1, 0.0, 50.0), job(2, 0.0, 50.0)], "greedy", Cluster(2, 1))
+        run_under(_Greedy(breaks), [job(1, 0.0, 50.0), job(2, 0.0, 50.0)], Cluster(2, 1))
 
 
-@pytest.mark.parametrize("breaks", ["raises", "nothing"])
-def test_a_policy_that_fails_is_told_where_in_a_few_lines(monkeypatch: pytest.MonkeyPatch, breaks: str) -> None:
-    monkeypatch.setattr(run_module, "get_policy", lambda *_: _Greedy(breaks))
+def test_a_policy_that_fails_is_told_where_in_a_few_lines() -> None:
     with pytest.raises(SimulationError) as caught:
-        run([job(1, 0.0, 50.0)], "greedy", Cluster(2, 1))
+        run_under(_Greedy("raises"), [job(1, 0.0, 50.0)], Cluster(2, 1))
     text = str(caught.value)
-    if breaks == "nothing":
-        assert text == "policy greedy returned NoneType, not a Plan"
-        return
     assert text.startswith("policy greedy failed: KeyError: 'speedspeed")
     assert text.endswith("""in plan: raise KeyError("speed" * 1000)""")
     assert (len(text) < 1000, text.count("\n")) == (True, 1)

@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from engine_builders import CPU, GPU, STORAGE, by_id, ends, job, run, traces
+from engine_builders import CPU, GPU, STORAGE, by_id, ends, job, run_under, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_engine_laws import all_settings
+from test_engine_laws import all_settings, fields_of
 
 from muri.policies.cycle.validation import check_request
 from muri.policies.traits import BatchModel, PairSpeed
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Policy, Sharer, Waiting
 from muri.profiler.slowdown import published_slowdown
-from muri.simulator import run as run_module
 from muri.simulator.metrics import Outcome, TraceSummary, metrics_of, summarise, table_of
 from muri.simulator.model import Cluster, Run, Settings, SimulationError, SimulationResult, Trace, TraceJob
 
@@ -56,9 +55,7 @@ def packed(
     """Simulate under a policy that says who is where."""
     elastic = bool(how.pop("elastic", False))
     policy = Packing((lambda _: planner) if isinstance(planner, list) else planner, elastic)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "get_policy", lambda *_: policy)
-        return run(jobs, "packing", cluster, **how), policy
+    return run_under(policy, jobs, cluster, **how), policy
 
 
 def test_neighbours_slow_each_other_down_by_their_pair_speeds_and_pay_no_restart() -> None:
@@ -213,9 +210,7 @@ def test_a_job_that_fits_no_gpu_undivided_is_refused_when_it_is_not_divided() ->
         packed([replace(needs_20, batch=replace(BATCH, fixed_mem_gib=16.5))], [on(1, 0)], cluster)
 
 
-def test_members_of_a_plain_group_run_side_by_side_and_a_group_that_takes_turns_doesn_t(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_members_of_a_plain_group_run_side_by_side_and_a_group_that_takes_turns_doesn_t() -> None:
     @dataclass
     class Grouping(Policy):
         mode: str
@@ -231,9 +226,7 @@ def test_members_of_a_plain_group_run_side_by_side_and_a_group_that_takes_turns_
     jobs = [job(1, 0.0, 100.0, STORAGE, name="a"), job(2, 0.0, 100.0, CPU, name="b")]
     for mode, expected in (("interleave", {1: 100.0, 2: 100.0}), ("plain", {1: 162.5, 2: 125.0})):
         policy = Grouping(mode)
-        monkeypatch.setattr(run_module, "get_policy", lambda *_, policy=policy: policy)
-        result = run(jobs, "grouping", Cluster(1, 1), interference=PAIRS)
-        assert ends(result) == expected
+        assert ends(run_under(policy, jobs, Cluster(1, 1), interference=PAIRS)) == expected
         assert policy.seen[0].interference is not None
     # Beside b, a does 62.5 s of work in the first 125 s, and the rest alone.
 
@@ -277,8 +270,7 @@ def test_whoever_joins_whom_nothing_is_lost_run_twice_or_over_committed(
 ) -> None:
     """Every step is checked: GPUs, memory, jobs and GPU-seconds."""
     jobs = [replace(item, batch=replace(BATCH, fixed_mem_gib=8.0)) if item.job_id % 3 == 0 else item for item in jobs]
-    fields = {name: getattr(how, name) for name in Settings.__dataclass_fields__}
-    fields |= {"slowdown": "utilization" if truth else "pairs", "restart_s": min(how.restart_s, 5.0)}
+    fields = fields_of(how) | {"slowdown": "utilization" if truth else "pairs", "restart_s": min(how.restart_s, 5.0)}
     planner = random_planner(random.Random(seed), elastic=elastic)
     result, _ = packed(jobs, planner, Cluster(2, 2, gpu_mem_gib=48.0), elastic=elastic, **fields)
     assert len(result.records) == len(jobs)
