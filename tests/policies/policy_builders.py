@@ -232,7 +232,11 @@ _uses = st.none() | st.sampled_from((0.0, 0.1, 0.4, 0.9, 1.0))
 _batches = st.sampled_from((None, batch_of(max_steps=8)))
 _models = st.sampled_from(("a", "b", "c", "a", "b"))
 _larger = st.sampled_from(("slurm", "whole-nodes"))
-_promises = st.sampled_from((0.0, 0.0, 0.5, 0.8))
+_promises = st.sampled_from((0.0, 0.0, 0.0, 0.0, 0.5, 0.8))
+_shared_mem_gib = st.sampled_from((0.0, 3.0, 7.0))
+_shared_node_gib = st.sampled_from((0.0, 8.0, 12.0))
+_shared_sizes = st.sampled_from((4, 4, 3, 2, 1))
+_mostly_alice = st.sampled_from(("alice", "alice", "alice", "bob"))
 
 
 @st.composite
@@ -243,11 +247,17 @@ def shared_requests(draw):
     for job in request.jobs:
         profile, model = job.profile, draw(_models)
         if profile is not None:
-            profile = dataclasses.replace(profile, key=dataclasses.replace(profile.key, model=model))
+            key = dataclasses.replace(profile.key, model=model)
+            profile = dataclasses.replace(profile, key=key, gpu_mem_gib=draw(_shared_mem_gib))
         changes = {"gpu_utilization": draw(_uses), "batch": draw(_batches), "min_speed": draw(_promises)}
-        jobs.append(dataclasses.replace(job, profile=profile, **changes))
+        # Mostly one user's jobs of one partition and of known duration, or hardly any two could share.
+        fits = job.gpu_count <= request.nodes[0].gpu_count
+        alike = {"user": draw(_mostly_alice), "partition": "main"} if fits and draw(_mostly_true) else {}
+        remaining_s = draw(_amounts) if draw(_mostly_true) else None
+        jobs.append(dataclasses.replace(job, profile=profile, remaining_s=remaining_s, **changes, **alike))
+    nodes = tuple(dataclasses.replace(node, gpu_mem_gib=draw(_shared_node_gib)) for node in request.nodes)
     frame = {"larger_than_a_node": draw(_larger), "whole_sets_only": draw(_either), "interference": PAIRS}
-    return dataclasses.replace(request, jobs=tuple(jobs), **frame)
+    return dataclasses.replace(request, jobs=tuple(jobs), nodes=nodes, max_group_size=draw(_shared_sizes), **frame)
 
 
 MERGING = ({}, {"grouping": "optimal"}, {"merge": "whole-rounds"}, {"matching": "priority-order"})

@@ -77,10 +77,10 @@ PAIRS_AT_MOST = ("sjf-bsbf", "sjf-ffs")
 
 
 @pytest.mark.parametrize(("name", "options"), POLICIES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     first=shared_requests(),
-    min_speed=st.sampled_from((0.0, 0.0, 0.5, 0.95)),
+    min_speed=st.sampled_from((0.0, 0.0, 0.0, 0.5)),
     rng=st.randoms(use_true_random=False),
 )
 def test_two_cycles_of_every_policy_keep_the_laws(name, options, first, min_speed, rng):
