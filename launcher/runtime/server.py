@@ -39,6 +39,7 @@ def _send_last(connection: socket.socket, frame: Frame) -> None:
     """Send a member's process its last frame; ignore that it may be gone."""
     with contextlib.suppress(OSError):
         protocol.send(connection, frame)
+    with contextlib.suppress(OSError):  # else a process that is there, but could be told nothing, would wait for ever
         connection.shutdown(socket.SHUT_WR)
 
 

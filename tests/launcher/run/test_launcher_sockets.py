@@ -8,6 +8,7 @@ import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from launcher_harness import Launcher, ends
@@ -18,7 +19,7 @@ from muri.launcher.protocol import AttachRequest, ProtocolError
 from muri.launcher.run import command
 from muri.launcher.run.command import PythonLine
 from muri.launcher.runtime.admission import AdmissionControl
-from muri.launcher.runtime.server import Server
+from muri.launcher.runtime.server import Server, _send_last
 from muri.pythons import own_python
 
 
@@ -137,6 +138,15 @@ def test_a_member_for_whom_no_thread_is_left_hears_so_and_the_next_is_served(
             heard = protocol.receive(connection)
             assert (heard and heard["type"]) == answer
     server.close()
+
+
+def test_a_member_that_cannot_be_told_of_its_scripts_end_does_not_wait_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "send", Mock(side_effect=OSError("No buffer space available")))
+    here, there = socket.socketpair()
+    with here, there:
+        there.settimeout(10)
+        _send_last(here, {"type": "exit", "code": 0})
+        assert protocol.receive(there) is None
 
 
 def test_too_long_socket_path_says_what_to_do(tmp_path: Path) -> None:
