@@ -122,12 +122,12 @@ def _attach(folder: Path, member: str, number: int) -> int:
         raise BenchmarkError("the runtime is gone")
     with connection, (folder / "out").open("ab") as out, Path(os.devnull).open("rb") as null:
         protocol.send_with_files(connection, request.to_frame(), (null.fileno(), out.fileno(), out.fileno()))
-        while (frame := protocol.receive(connection)) is not None:
-            if frame["type"] == "exit":
-                return int(frame["code"])
-            if frame["type"] != "accepted":
-                raise BenchmarkError(f"the runtime answered {frame}")
-    raise BenchmarkError("the connection broke")
+        frame = protocol.receive(connection)
+    if frame is None:
+        raise BenchmarkError("the connection broke")
+    if frame["type"] != "exit":
+        raise BenchmarkError(f"the runtime answered {frame}")
+    return int(frame["code"])
 
 
 def held(pid: int) -> Held:
