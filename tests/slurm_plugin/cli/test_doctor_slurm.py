@@ -34,23 +34,24 @@ ONLY_CPUS, NEITHER = Allocation(memory="off"), Allocation(cpus="off", memory="of
 
 
 @pytest.mark.parametrize(
-    ("finding", "level", "said"),
+    ("judge", "given", "level", "said"),
     [
-        (judge_gate(LICENSES, Config()), Level.OK, "1200 s after the last cycle"),
-        (judge_gate(LICENSES, Config(lease_s=600)), Level.WARNING, "600 s after the last cycle"),
-        (judge_gate("LicenseName=muri_gate_2 Total=1\n", Config()), Level.PROBLEM, "start as ordinary jobs"),
-        (judge_gate("", Config()), Level.PROBLEM, "start as ordinary jobs"),
-        (judge_gate(LICENSES, Config(gate="hold")), Level.WARNING, "priority 0"),
-        (judge_gate("", Config(gate="hold")), Level.WARNING, "wait for the watchdog"),
-        (judge_job_submit("muri:on muri-gate:licence", Config()), Level.OK, "kept waiting by licence"),
-        (judge_job_submit("muri:on muri-gate:hold", Config(gate="hold")), Level.OK, "kept waiting by hold"),
-        (judge_job_submit("muri:on muri-gate:open", Config()), Level.WARNING, "no controller is running"),
-        (judge_job_submit("muri:on muri-gate:hold", Config()), Level.PROBLEM, "by hold, muri.yaml by licence"),
-        (judge_job_submit("site=x", Config()), Level.PROBLEM, "not tagged"),
-        (judge_removal((), ()), Level.WARNING, "not tried yet"),
+        (judge_gate, (LICENSES, Config()), Level.OK, "1200 s after the last cycle"),
+        (judge_gate, (LICENSES, Config(lease_s=600)), Level.WARNING, "600 s after the last cycle"),
+        (judge_gate, ("LicenseName=muri_gate_2 Total=1\n", Config()), Level.PROBLEM, "start as ordinary jobs"),
+        (judge_gate, ("", Config()), Level.PROBLEM, "start as ordinary jobs"),
+        (judge_gate, (LICENSES, Config(gate="hold")), Level.WARNING, "priority 0"),
+        (judge_gate, ("", Config(gate="hold")), Level.WARNING, "wait for the watchdog"),
+        (judge_job_submit, ("muri:on muri-gate:licence", Config()), Level.OK, "kept waiting by licence"),
+        (judge_job_submit, ("muri:on muri-gate:hold", Config(gate="hold")), Level.OK, "kept waiting by hold"),
+        (judge_job_submit, ("muri:on muri-gate:open", Config()), Level.WARNING, "no controller is running"),
+        (judge_job_submit, ("muri:on muri-gate:hold", Config()), Level.PROBLEM, "by hold, muri.yaml by licence"),
+        (judge_job_submit, ("site=x", Config()), Level.PROBLEM, "not tagged"),
+        (judge_removal, ((), ()), Level.WARNING, "not tried yet"),
     ],
 )
-def test_each_finding_has_its_level_and_says_what_to_do(finding, level, said):
+def test_each_finding_has_its_level_and_says_what_to_do(judge, given, level, said):
+    finding = judge(*given)
     assert (finding.level, said in finding.text) == (level, True)
     assert bool(finding.remedy) is (level is not Level.OK)
     assert finding.lines == ((LOAD,) if "not tagged" in said else ())
