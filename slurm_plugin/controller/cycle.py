@@ -410,7 +410,7 @@ class Controller:
         pythons = self._journal.facts(PYTHON)
         stored = {str(profile.key) for profile in self._store.list()} if pythons else set()
         for subject, told in pythons.items():
-            if not (isinstance(told, list) and told and told[0] in stored):
+            if not (isinstance(told, list) and told and str(told[0]) in stored):
                 self._journal.forget_fact(PYTHON, subject)
         facts = self._journal.facts(DRY_RUN_FAILED)
         failures = current(facts, view.snapshot.taken_s)

@@ -19,7 +19,7 @@ from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.journal import EXCLUSION
+from muri.slurm_plugin.records.journal import EXCLUSION, PYTHON
 from muri.slurm_plugin.records.roles import read_job
 
 # Submitting the pilot and changing four members; releasing them, and noting that their holds are lifted.
@@ -125,6 +125,14 @@ def test_what_the_journal_knows_of_jobs_that_are_gone_is_forgotten(make_controll
             controller._journal.set_fact(EXCLUSION, job_id, "its group broke")
         controller.cycle()
         assert controller._journal.facts(EXCLUSION) == {"1": "its group broke"}
+
+
+@pytest.mark.parametrize("told", [None, [], [{}, "", ""], [[1], 2, 3], ["gone of alice (batch 8, 1 × gpu)", "", ""]])
+def test_a_python_that_says_nothing_of_a_known_model_is_forgotten_whatever_it_holds(make_controller, told):
+    with make_controller(FakeSlurm([], one_gpu())) as controller:
+        controller._journal.set_fact(PYTHON, "1", told)
+        controller.cycle()
+        assert controller._journal.facts(PYTHON) == {}
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
