@@ -61,27 +61,28 @@ class _Stream(StandIn):
 
 def _install_stream(name: str) -> property:
     """Put proxies in place of a stream; return a property: the one that the script has put in place, else its own."""
-    process = plain = getattr(sys, name)
+    plain = getattr(sys, name)
 
     def read_own() -> Any:
         session = current_session()
-        return process if session is None else session.streams[name]
-
-    def read() -> Any:
-        session = current_session()
-        return process if session is None else session.replaced.get(name, session.streams[name])
+        return plain if session is None else session.streams[name]
 
     own = _Stream(read_own)
+    process: Any = own  # what is in place outside of sessions
 
     def get(_module: ModuleType) -> Any:
         session = current_session()
-        return own if session is None else session.replaced.get(name, own)
+        return process if session is None else session.replaced.get(name, own)
+
+    def read() -> Any:
+        stream = get(sys)
+        return io.StringIO() if stream is None else stream  # None: print says nothing
 
     def put(_module: ModuleType, value: Any) -> None:
         nonlocal process
         session = current_session()
         if session is None:
-            process = plain if value is own else value
+            process = value
         elif value is own:
             session.replaced.pop(name, None)
         else:

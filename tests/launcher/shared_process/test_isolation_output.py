@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from textwrap import indent
 
@@ -87,3 +89,37 @@ def test_c_output_without_the_helper_goes_to_the_runtimes_log(launcher: Launcher
     assert launcher.ran("101", script) == "fine\n"
     assert launcher.err("101") == ""
     assert "from C" in (launcher.folder / "runtime.log").read_text()
+
+
+REPLACED = """
+import contextlib, io, sys
+
+class Loud:
+    def __init__(self, stream): self.stream = stream
+    def write(self, text): return self.stream.write(text.upper())
+    def flush(self): self.stream.flush()
+
+before = sys.stdout
+sys.stdout = sys.stdout
+print("itself", sys.stdout is before is sys.__stdout__)
+with contextlib.redirect_stdout(io.StringIO()) as caught:
+    print("caught", file=sys.stdout)
+    print("printed")
+    before.write("aside\\n")
+sys.stdout = Loud(sys.stdout)
+print("loud")
+sys.stdout = None
+print("nowhere")
+sys.stdout = sys.__stdout__
+print(caught.getvalue().split(), sys.stdout is before)
+"""
+WRITTEN = "itself True\naside\nLOUD\n['caught', 'printed'] True\n"
+
+
+def test_a_stream_can_be_replaced_and_put_back_in_a_session_and_outside_of_one(launcher: Launcher) -> None:
+    install = "from muri.launcher.shared_process.standard_files import install_streams\ninstall_streams()\n"
+    for before in ("", install):
+        command = [sys.executable, "-c", before + REPLACED]
+        assert subprocess.run(command, capture_output=True, text=True, check=False).stdout == WRITTEN, before
+    launcher.threads("101")
+    assert launcher.ran("101", launcher.script(REPLACED)) == WRITTEN
