@@ -152,6 +152,10 @@ class StandIn:
     def __iter__(self) -> Any:
         return iter(self._read())
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy is one of the object."""
+        return self._read().__reduce_ex__(protocol)
+
 
 def own_or(plain: Any, objects: PerSession[Any]) -> Callable[[], Any]:
     """Return a function that returns the session's object, or the process's."""

@@ -245,7 +245,10 @@ def patch_flags(torch: Any) -> None:
     _patch_deterministic(core)
     _patch_anomaly(torch)
     options = torch._tensor_str.PRINT_OPTS
-    torch._tensor_str.PRINT_OPTS = StandIn(own_or(options, PerSession(type(options))))
+    # PyTorch reads them by `dataclasses.asdict`, which looks at the class.
+    fields = {"__dataclass_fields__": getattr(options, "__dataclass_fields__", {})}
+    stand_in = type("PrintOptions", (StandIn,), fields)
+    torch._tensor_str.PRINT_OPTS = stand_in(own_or(options, PerSession(type(options))))
 
 
 def _patch_deterministic(core: Any) -> None:

