@@ -190,8 +190,19 @@ def _install_recursion_limit() -> None:
 
 def _patch_start_method(context: ModuleType) -> None:
     """Let each member call `multiprocessing.set_start_method`, which Python allows once per process."""
-    kept: PerSession[dict[str, Any]] = PerSession(lambda: {"_actual_context": None})
-    type(context._default_context)._actual_context = session_value("_actual_context", kept.of)
+    default, kept = context._default_context, PerSession[dict[str, Any]](lambda: {"_actual_context": None})
+    of_default = session_value("_actual_context", kept.of)
+
+    def get(own: Any) -> Any:
+        return of_default.__get__(own) if own is default else own.__dict__["_actual_context"]
+
+    def put(own: Any, value: Any) -> None:
+        if own is default:
+            of_default.__set__(own, value)
+        else:  # a context that the script has made
+            own.__dict__["_actual_context"] = value
+
+    type(default)._actual_context = property(get, put)
 
 
 def install_settings() -> None:

@@ -34,6 +34,8 @@ def test_settings_of_the_interpreter(launcher):
         """
 import gc, multiprocessing, socket, tempfile, threading
 multiprocessing.set_start_method("spawn" if me == "101" else "fork")
+another = type(multiprocessing.context._default_context)(multiprocessing.get_context("fork"))
+another.set_start_method("forkserver")
 socket.setdefaulttimeout(int(me)); gc.disable(); sys.setrecursionlimit(int(me) * 20)
 tempfile.tempdir = os.getcwd() + "/" + me
 sys.excepthook = lambda kind, error, frames: print("hook of", me, error)
@@ -41,7 +43,7 @@ threading.excepthook = lambda failure: print("thread of", me)
 meet("set")
 failing = threading.Thread(target=lambda: 1 / 0); failing.start(); failing.join()
 with socket.socket() as own:
-    print(multiprocessing.get_start_method(), own.gettimeout(), gc.isenabled(), sys.getrecursionlimit())
+    print(another.get_start_method(), multiprocessing.get_start_method(), own.gettimeout(), gc.isenabled(), sys.getrecursionlimit())
 print(os.path.basename(tempfile.gettempdir()))
 meet("read")
 raise ValueError("the end")
@@ -49,7 +51,7 @@ raise ValueError("the end")
         exit_code=1,
     )
     for member, method in (("101", "spawn"), ("102", "fork")):
-        expected = [f"thread of {member}", f"{method} {member}.0 False {int(member) * 20}", member]
+        expected = [f"thread of {member}", f"forkserver {method} {member}.0 False {int(member) * 20}", member]
         assert launcher.out(member).splitlines() == [*expected, f"hook of {member} the end"]
 
 
