@@ -86,27 +86,27 @@ class CachedDataset:
     """A map-style dataset, part of which is kept in shared memory."""
 
     def __init__(self, dataset: Any, gib: float | None) -> None:
-        length = _length(dataset)
-        self.dataset = dataset
-        self._gib = gib
-        self._length = length
-        self._measured = bool(os.environ.get(DRY_RUN_VARIABLE))
-        is_trial = os.environ.get(FULL_MEMORY_VARIABLE) == os.environ.get("SLURM_JOB_ID", NO_JOB)
-        self._few = min(_FEW, length) if is_trial else None
+        self.dataset, self._gib, self._length = dataset, gib, _length(dataset)
         if gib is not None:
             if isinstance(gib, bool) or not isinstance(gib, (int, float)) or not (math.isfinite(gib) and gib > 0):
                 raise CacheError(f"muri.cache: gib is {gib!r}; give the memory in GiB, for example gib=4")
-            table_gib = SharedItems.table_bytes(length) / GIB
+            table_gib = SharedItems.table_bytes(self._length) / GIB
             if table_gib >= gib:
-                table = f"the table of {length} items alone takes {table_gib:.3g} GiB"
+                table = f"the table of {self._length} items alone takes {table_gib:.3g} GiB"
                 raise CacheError(f"muri.cache: gib={gib:g} is too little: {table}")
-            self._items = SharedItems(length, int(gib * GIB))
-            return
-        given_bytes = memory_given(os.environ)
-        if not given_bytes:
-            logger.warning("muri.cache: nothing is kept: nothing says what memory this job was given; give gib=…")
-        self._items = SharedItems(length, 0, given_bytes)
-        logger.info("muri.cache: at most %.3g GiB are kept", self.gib)
+        self._begin()
+        if gib is None:
+            if not self._items.given_bytes:
+                logger.warning("muri.cache: nothing is kept: nothing says what memory this job was given; give gib=…")
+            logger.info("muri.cache: at most %.3g GiB are kept", self.gib)
+
+    def _begin(self) -> None:
+        """Keep nothing yet, and as much as the environment of this process allows."""
+        self._measured = bool(os.environ.get(DRY_RUN_VARIABLE))
+        is_trial = os.environ.get(FULL_MEMORY_VARIABLE) == os.environ.get("SLURM_JOB_ID", NO_JOB)
+        self._few = min(_FEW, self._length) if is_trial else None
+        limit_bytes = 0 if self._gib is None else int(self._gib * GIB)
+        self._items = SharedItems(self._length, limit_bytes, memory_given(os.environ) if self._gib is None else 0)
 
     def __len__(self) -> int:
         """How many items the wrapped dataset has now."""
@@ -152,11 +152,18 @@ class CachedDataset:
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __getstate__(self) -> dict[str, Any]:
         """The same cache in a process that is being spawned; elsewhere a copy begins with an empty one."""
+        state = self.__dict__.copy()
         if multiprocessing.context.get_spawning_popen() is None:
-            return CachedDataset, (self.dataset, self._gib)
-        return super().__reduce_ex__(protocol)
+            del state["_items"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the spawned process, or in the copy, which another job may have loaded."""
+        self.__dict__.update(state)
+        if "_items" not in state:
+            self._begin()
 
     def _place(self, index: Any) -> int | None:
         try:

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import muri
 from muri.launcher.script import dataset_cache
 from muri.launcher.script.dataset_cache import GIB, CacheError, SharedItems, cache, decode, encode
+from muri.profiler.dryrun.messages import FULL_MEMORY_VARIABLE
 
 ITEM_FLOATS = 1024
 
@@ -112,11 +113,46 @@ def test_a_spawned_worker_shares_it_too():
     assert cached[1] == b"one"
 
 
-def test_a_copy_begins_with_an_empty_one():
-    cached = cache([b"zero", b"one"], gib=0.1)
-    assert cached[1] == b"one"
-    for copied in (copy.copy(cached), copy.deepcopy(cached), pickle.loads(pickle.dumps(cached))):
-        assert (copied.kept, copied.gib, copied[1], copied.kept) == (0, cached.gib, b"one", 1)
+class Known(list):
+    """A dataset that knows its cache."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.cached = cache(self, gib=0.1)
+
+
+COPIES = (copy.copy, copy.deepcopy, lambda cached: pickle.loads(pickle.dumps(cached)))
+
+
+@pytest.mark.parametrize("copied_by", COPIES, ids=["copy", "deepcopy", "pickle"])
+def test_a_copy_begins_with_an_empty_one_and_keeps_what_the_script_has_set(copied_by):
+    known = Known([b"zero", b"one"])
+    known.cached.epoch = 7
+    assert known.cached[1] == b"one"
+    copied = copied_by(known.cached)
+    assert (copied.kept, copied.gib, copied[1], copied.kept) == (0, known.cached.gib, b"one", 1)
+    assert (len(copied), copied.epoch) == (2, 7)
+    assert copied.dataset.cached is (known.cached if copied_by is copy.copy else copied)
+    assert known.cached.kept == 1
+
+
+def test_where_a_copy_is_loaded_the_job_says_what_it_may_keep(monkeypatch, caplog):
+    for name in ("MEM_PER_CPU", "MEM_PER_GPU", "STEP_TASKS_PER_NODE", "TASKS_PER_NODE"):
+        monkeypatch.delenv(f"SLURM_{name}", raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    for name, value in (("SLURM_JOB_ID", "7"), (FULL_MEMORY_VARIABLE, "7"), ("SLURM_MEM_PER_NODE", "4096")):
+        monkeypatch.setenv(name, value)
+    stored = pickle.dumps(cache(list(range(40))))
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "8192")
+    caplog.clear()
+    loaded = pickle.loads(stored)
+    assert (loaded[39], loaded.kept) == (39, 1), "all items, unlike in the trial of job 7"
+    assert 4 < loaded.gib < 8
+    monkeypatch.delenv("SLURM_MEM_PER_NODE")
+    loaded = pickle.loads(stored)
+    assert (loaded[39], loaded.kept, loaded.gib) == (39, 0, 0.0)
+    assert caplog.text == "", "once is enough to say"
 
 
 def test_what_a_script_changes_in_an_item_is_not_seen_again(samples):
