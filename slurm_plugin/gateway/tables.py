@@ -127,8 +127,8 @@ _AT_WORK: Final = (" JobState=RUNNING ", " JobState=SUSPENDED ", " JobState=COMP
 
 _MOST_DEVICES: Final = 64
 
-_SPAN: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-"""Short numbers alone: a user may have written the text, and Python refuses to read one of thousands of digits."""
+_SPAN: Final = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
+"""Short numbers alone: a user may have written the text, with millions of GPUs or a number that Python cannot read."""
 
 Held = tuple[str, tuple[int, ...]]
 """A folded host list, and Slurm's indices of the GPUs that a job has on each of these nodes."""

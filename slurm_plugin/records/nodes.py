@@ -21,8 +21,12 @@ MOST_NODES: Final = 65_536
 _HOST_LIST: Final = re.compile(r"[A-Za-z0-9._\[\],-]*")
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-_COMMA: Final = re.compile(r",(?![^\[]*\])")
-"""A comma between hosts, not within brackets."""
+_ITEM: Final = re.compile(r"(?:[^,\[]+|\[[^\[\]]*\]|\[)+")
+"""A folded name, up to a comma between hosts, not within brackets; found in one pass, as a user may write 1 MiB."""
+
+_BRACKETS: Final = re.compile(r"(?<!\d)(\d*)\[([^\[\]]*)\]")
+_MOST_DIGITS: Final = 18
+_RANGE: Final = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 class HostListError(ValueError):
@@ -54,17 +58,27 @@ def folded(names: AbstractSet[str]) -> str:
 
 
 def name_count(host_list: str) -> int:
-    """Return how many names a folded host list stands for, without unfolding it; a ValueError where it is none."""
-    return sum(map(_count, _COMMA.split(host_list)))
+    """Return how many names a folded host list stands for at most, without unfolding it; a ValueError if it is none."""
+    return sum(map(_count, _ITEM.findall(host_list)))
 
 
 def _count(item: str) -> int:
-    return math.prod(sum(map(_size, bracket.split(","))) for bracket in re.findall(r"\[([^\[\]]*)\]", item))
+    found = _BRACKETS.findall(item)
+    if not len(found) == item.count("[") == item.count("]"):
+        raise HostListError(f"{item[:80]!r} has brackets that are no pair")
+    return math.prod(_size(digits, ranges) for digits, ranges in found)
 
 
-def _size(part: str) -> int:
-    first, _, last = part.partition("-")
-    return int(last) - int(first) + 1 if first.isdecimal() and last.isdecimal() else 1
+def _size(digits: str, ranges: str) -> int:
+    """Return how many names brackets stand for at most, with the digits before them; at least 1 for each range."""
+    spans = [_RANGE.fullmatch(part) for part in ranges.split(",")]
+    if None in spans or len(digits) > _MOST_DIGITS:
+        raise HostListError(f"{ranges[:80]!r} are no ranges of numbers")
+    texts = [(digits + span[1], digits + (span[2] or span[1])) for span in spans if span]
+    if digits:  # ClusterShell joins them to the bounds: it reads n9[9,10] as n99 to n910
+        numbers = [int(text) for each in texts for text in each]
+        return (max(numbers) - min(numbers) + 1) * len({len(text) for each in texts for text in each})
+    return sum(max(1, int(last) - int(first) + 1) for first, last in texts)
 
 
 Islands = tuple[tuple[int, ...], ...]

@@ -124,6 +124,7 @@ def test_waiting_tasks_of_an_array(text: str, tasks: str) -> None:
         ("gpu:a100:1(IDX:0),gpu:v100:2(IDX:2,5)", (0, 2, 5)),
         ("gpu:tesla:0(IDX:N/A),muri:3", ()),
         (f"gpu:2(IDX:1,{'9' * 5000},2-{'9' * 5000})", (1,)),
+        ("gpu:2(IDX:3,12345,67890-67899)", (3,)),
         ("gpu:2", ()),
         ("", ()),
     ],

@@ -76,6 +76,11 @@ def test_shares_of_more_gpus_than_there_are_take_no_time_to_read():
     assert time.process_time() - begun_s < 30.0
 
 
+@pytest.mark.parametrize("pretended", [["n1[-999999]"], ["n[9999-1]", "n[1-9]"]])
+def test_no_share_of_more_gpus_than_there_are_is_unfolded(pretended):
+    assert gpus_by_node([(nodes, (1,)) for nodes in pretended], 6) == {}
+
+
 class Telling(FakeSlurm):
     """Slurm of which a test says what GPUs are in use."""
 

@@ -1,8 +1,10 @@
 """Host lists, of which those that could fill the memory are refused, and GPUs that are near each other by gres.conf."""
 
+import time
+
 import pytest
 
-from muri.slurm_plugin.records.nodes import MOST_NODES, HostListError, islands_of, names_in
+from muri.slurm_plugin.records.nodes import MOST_NODES, HostListError, islands_of, name_count, names_in
 
 
 @pytest.mark.parametrize(
@@ -14,6 +16,7 @@ from muri.slurm_plugin.records.nodes import MOST_NODES, HostListError, islands_o
         ("gpu[01-02,07]", "gpu01 gpu02 gpu07"),
         ("r[1-2]n[1-2]", "r1n1 r1n2 r2n1 r2n2"),
         ("a-b.example.org", "a-b.example.org"),
+        ("n1[0-2],n2[1,2]x", "n10 n11 n12 n21x n22x"),
     ],
 )
 def test_names_are_unfolded(host_list, names):
@@ -28,11 +31,20 @@ def test_names_are_unfolded(host_list, names):
         "n[1-", "n]1[", "n[3-1]", "n[a-b]", "@all", "@/etc/shadow", "*", "n1\nn2", "n1!n2", "caf\udce9",
         "n[" + "9" * 5000 + "]",
         "n[1-" + "9" * 5000 + "]",
+        "n1[-999999]", "n9[1,999999]", "[8-11-x[01-3]",
     ],
 )  # fmt: skip
 def test_what_is_no_list_of_nodes_is_refused(host_list):
     with pytest.raises(HostListError):
         names_in(host_list)
+
+
+def test_names_are_counted_without_unfolding_and_a_range_that_runs_backwards_makes_up_for_no_other():
+    assert name_count("n[1-3],login,r[1-2]n[01-20]") == 44
+    assert name_count("n[1-300000],m[300000-1]") == 300_001
+    begun_s = time.process_time()
+    assert name_count("n," * 500_000) == 500_000
+    assert time.process_time() - begun_s < 20.0, "a quadratic search takes minutes"
 
 
 PAIRS = """
