@@ -104,6 +104,10 @@ def test_member_does_not_get_much_more_than_its_promise() -> None:
     assert sum(others) > 0.2
 
 
+def test_no_resource_is_kept_free_where_that_could_keep_a_collective_of_another_rank_from_ending() -> None:
+    assert speeds([short(0.8), GREEDY, GREEDY, GREEDY], several_ranks=True)[0] < 0.3
+
+
 def test_stage_longer_than_any_credit_still_begins() -> None:
     own, *others = speeds([short(0.8), *[Script(((GPU, 5.0), (None, 0.1)))] * 3], window_s=300.0)
     assert own >= 0.78

@@ -23,6 +23,7 @@ from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.arbitration.arbiter import WaitInterruptedError
 from muri.launcher.job.environment import missing_variables, task_of
 from muri.launcher.job.stage_clock import SYNCHRONIZE as NETWORK
+from muri.launcher.job.stage_clock import TURNS, TURNS_INDEX
 from muri.launcher.runtime.link import RETRY_S, Listener, Place, RankLink, RankLinkError, connect
 from muri.launcher.runtime.main import KEY_VARIABLE, PORT_VARIABLE, parse_place
 from muri.launcher.runtime.member_table import MemberTable
@@ -131,6 +132,11 @@ def test_followers_grant_in_the_leaders_order(group: Group) -> None:
     leader.acquire("2", NETWORK)
     assert isinstance(second.result(DEADLINE_S), float)
     assert follower.holders()[NETWORK] == "2"
+
+
+def test_a_sole_member_asks_on_every_rank(group: Group) -> None:
+    group.join("1")
+    assert [ranks.arbiter.waiting_hint[TURNS_INDEX] for ranks in group.ranks] == [TURNS] * 3
 
 
 def test_the_leader_waits_until_a_session_runs_everywhere(group: Group) -> None:
