@@ -1,5 +1,6 @@
 """Snapshot files and slurmctld's state files."""
 
+import json
 import random
 import struct
 from dataclasses import replace
@@ -30,6 +31,15 @@ def test_snapshot_survives_a_file(tmp_path: Path) -> None:
     assert sorted(read.jobs, key=lambda job: job.job_id) == sorted(snapshot().jobs, key=lambda job: job.job_id)
     assert (read.nodes, read.taken_s, read.cluster) == (snapshot().nodes, snapshot().taken_s, "invented")
     assert dump_snapshot(read) == dump_snapshot(snapshot())
+
+
+def test_a_snapshot_file_from_before_memory_was_told_is_read() -> None:
+    document = json.loads(dump_snapshot(snapshot()))
+    for record in (*document["jobs"], *document["nodes"]):
+        for name in ("mem_per_cpu_mib", "mem_mib", "mem_allocated_mib", "threads_per_core"):
+            record.pop(name, None)
+    old = parse_snapshot(json.dumps(document))
+    assert (old.jobs[0].mem_per_cpu_mib, old.nodes[0].mem_mib, old.nodes[0].mem_allocated_mib) == (0, 0, 0)
 
 
 @given(st.randoms(use_true_random=False))
