@@ -279,15 +279,14 @@ class SharedItems:
             if self.given_bytes and self._words[_USED] >= self._words[_LOOK_AT]:
                 self._look()
             offset = self.table_bytes(self.places) + self._words[_USED]
-            self._words[index + 1] = _REFUSED  # until the bytes are there
-            if not content or offset + len(content) > self.limit_bytes:
-                return
-            self._words[_USED] += len(content)  # before the bytes: a writer killed here leaves a gap, no damage
-            with contextlib.suppress(OSError):  # memory is short: keep less
-                _write(self._fd, content, offset)
-                self._words[index] = offset
-                self._words[index + 1] = len(content)
-                self._words[_KEPT] += 1
+            length = _REFUSED
+            if content and offset + len(content) <= self.limit_bytes:
+                self._words[_USED] += len(content)  # before the bytes: a writer killed here leaves a gap, no damage
+                with contextlib.suppress(OSError):  # memory is short: keep less
+                    _write(self._fd, content, offset)
+                    self._words[index], length = offset, len(content)
+            self._words[index + 1] = length
+            self._words[_KEPT] += length > 0
 
     def count(self, fetch: Fetch, sizes: Collection[int]) -> None:
         """Count the items that a fetch has read for the first time, by their bytes."""

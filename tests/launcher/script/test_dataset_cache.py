@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -283,6 +284,16 @@ def test_a_writer_killed_while_it_holds_the_lock_blocks_nobody():
     assert shared.get(0) == b"kept"
     os.close(reader)
     os.close(writer)
+
+
+def test_what_an_interrupted_writer_did_not_keep_is_kept_by_the_next(monkeypatch):
+    shared = SharedItems(1, GIB)
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setattr(os, "pwrite", Mock(side_effect=KeyboardInterrupt))
+        shared.put(0, b"lost")
+    assert (shared.undecided(0), shared.get(0), shared.kept) == (True, None, 0)
+    shared.put(0, b"kept")
+    assert (shared.get(0), shared.kept) == (b"kept", 1)
 
 
 def test_memory_goes_with_the_dataset(samples):
