@@ -141,16 +141,16 @@ def test_the_first_fault_condemns_all_members_and_ends_the_runtime_once(
     monkeypatch.setattr(gpu.preparation, "device", device)
     for name in ("2", "3"):
         GpuMember(device, cuda, name).iterate(0.1)
-    sessions = [SimpleNamespace(member=name, fault=None, exit_code=1, condemned=False) for name in ("1", "2")]
+    sessions = [SimpleNamespace(member=name, fault=None, exit_code=1, condemned=False) for name in ("1", "2", "3")]
     ends: list[None] = []
     watch = gpu.FaultWatch(lambda: sessions[1:], lambda: ends.append(None))
     watch.session_ended(sessions[0])
     assert (watch.fault, ends, sessions[0].condemned) == (None, [], False), "the device still works"
     sessions[0].fault = cuda.broken = STICKY.splitlines()[0]
-    for session in sessions:
+    for session in sessions[:2]:
         watch.session_ended(session)
     assert watch.fault == {"cause": STICKY.splitlines()[0], "culprits": ["1", "2", "3"]}
-    assert ([session.condemned for session in sessions], ends) == ([True, True], [None])
+    assert ([session.condemned for session in sessions], ends) == ([True, True, True], [None])
 
 
 def test_a_process_without_a_gpu_has_no_device(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
