@@ -26,6 +26,7 @@ _ITEM: Final = re.compile(r"(?:[^,\[]+|\[[^\[\]]*\]|\[)+")
 
 _BRACKETS: Final = re.compile(r"(?<!\d)(\d*)\[([^\[\]]*)\]")
 _MOST_DIGITS: Final = 18
+_MOST_BRACKETS: Final = 16
 _RANGE: Final = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
@@ -64,8 +65,8 @@ def name_count(host_list: str) -> int:
 
 def _count(item: str) -> int:
     found = _BRACKETS.findall(item)
-    if not len(found) == item.count("[") == item.count("]"):
-        raise HostListError(f"{item[:80]!r} has brackets that are no pair")
+    if not len(found) == item.count("[") == item.count("]") or len(found) > _MOST_BRACKETS:
+        raise HostListError(f"{item[:80]!r} has brackets that are no pair, or too many")
     return math.prod(_size(digits, ranges) for digits, ranges in found)
 
 

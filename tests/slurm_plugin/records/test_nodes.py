@@ -45,6 +45,8 @@ def test_names_are_counted_without_unfolding_and_a_range_that_runs_backwards_mak
     begun_s = time.process_time()
     assert name_count("n," * 500_000) == 500_000
     assert time.process_time() - begun_s < 20.0, "a quadratic search takes minutes"
+    with pytest.raises(ValueError, match="too many"):  # their product would have a million digits
+        name_count("[1-999999999999999999]" * 50_000)
 
 
 PAIRS = """
