@@ -104,8 +104,11 @@ def test_a_single_kept_item_is_not_looked_up_as_a_batch(samples, monkeypatch):
     assert torch.equal(cached[0][0], first[0])
 
 
-def test_a_spawned_worker_shares_it_too():
-    cached = cache([b"zero", b"one"], gib=0.1)
+@pytest.mark.parametrize("gib", [0.1, None])
+def test_a_spawned_worker_shares_it_too(gib, monkeypatch):
+    with monkeypatch.context() as job:
+        job.setenv("SLURM_MEM_PER_NODE", "65536")
+        cached = cache([b"zero", b"one"], gib=gib)  # what the job was given is not asked for in the worker again
     worker = multiprocessing.get_context("spawn").Process(target=operator.getitem, args=(cached, 1))
     worker.start()
     worker.join(DEADLINE_S)
