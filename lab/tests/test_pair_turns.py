@@ -40,8 +40,9 @@ class Script(StampReader):
 class Machine(Clock):
     """Two scripts, a clock that goes on while one sleeps, and the turns in which they ran."""
 
-    def __init__(self, *scripts):
+    def __init__(self, *scripts, late_s=0.0):
         self.scripts = scripts
+        self.late_s = late_s  # So much later than asked does a sleep end
         self.now_s = 0.0
         self.turns = []
 
@@ -53,7 +54,7 @@ class Machine(Clock):
         names = "".join(name for name, script in zip("ab", self.scripts, strict=True) if script in running)
         if self.turns[-1:] != [names]:
             self.turns.append(names)
-        for _ in range(round(seconds / STEP_S) or 1):
+        for _ in range(round((seconds + self.late_s) / STEP_S) or 1):
             self.now_s += STEP_S
             for script in running:
                 script.work(self.now_s, beside=len(running) > 1)
@@ -64,8 +65,8 @@ class Machine(Clock):
 
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
-    def measure(*scripts, budget=USUAL):
-        machine = Machine(*scripts)
+    def measure(*scripts, budget=USUAL, late_s=0.0):
+        machine = Machine(*scripts, late_s=late_s)
 
         @contextmanager
         def running(command, folder):
@@ -94,6 +95,13 @@ def test_each_runs_alone_then_both_until_the_ratios_are_sure(measured):
 def test_who_gains_beside_the_other_is_not_slowed_down(measured):
     found, _ = measured(Script(0.04, 0.03), Script(0.02, 0.02))
     assert (found.a.ratio, found.b.ratio) == (1.0, pytest.approx(1.0, abs=0.02))
+
+
+def test_iterations_after_the_end_of_a_turn_do_not_count(measured):
+    found, _ = measured(Script(0.02, 0.06), Script(0.05, 0.075), late_s=1.0)
+    assert found.rounds == 3
+    # 0.85 s of each turn of 1 s count, and the first end of an iteration in it ends none.
+    assert (found.a.iterations, found.b.iterations) == pytest.approx((3 * 13, 3 * 10.5), abs=3)
 
 
 def test_a_budget_for_few_iterations_is_refused_once_they_are_known(measured):
