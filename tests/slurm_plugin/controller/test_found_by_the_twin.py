@@ -21,9 +21,15 @@ from fake_slurm import (
 
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records import journal
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import JournalError
 from muri.slurm_plugin.records.roles import Role, read_job
+
+FACTS = (
+    journal.CLAIMS, journal.COUNTERS, journal.DRY_RUN_FAILED, journal.EXCLUSION, journal.FIRST_SUBMIT, journal.GPU_MEM,
+    journal.GROUP_RUN, journal.LARGEST_GROUP, journal.PAIR, journal.PYTHON, journal.RELEASE_REFUSED, journal.SERVICE,
+)  # fmt: skip
 
 
 def members_of(slurm):
@@ -60,6 +66,17 @@ def test_a_journal_that_is_damaged_while_it_is_open_costs_no_cycle(make_controll
         assert not isinstance(connection, type(None))
         with pytest.raises(sqlite3.ProgrammingError):
             connection.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_damaged_notes_in_the_journal_cost_no_cycle(make_controller, name):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        for value in (None, 3, "x", [], {}, [{}], [[1]], [1, 2, 3, 4], {"runs": [[1]]}):
+            for subject in ("1", "x"):
+                controller._journal.set_fact(name, subject, value)
+            assert controller.cycle().errors == ()
+    assert not slurm.jobs[1].held
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.9])
