@@ -1,6 +1,7 @@
 """Reports of members that ended: when they are written, their content, and failures of the accounts."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from fake_slurm import FOUR_KINDS, FakeSlurm, Killed, four_jobs, one_cycle, one_gpu, pilots
@@ -10,7 +11,7 @@ from muri.slurm_plugin.config import Tuning
 from muri.slurm_plugin.controller import metrics
 from muri.slurm_plugin.controller.metrics import Counters
 from muri.slurm_plugin.gateway.accounting import NoAccountingError
-from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import with_measured
@@ -155,6 +156,15 @@ def test_what_slurmctld_has_forgotten_is_looked_up(group, accounts):
     assert {job: report.gpu_s for job, report in reports.items()} == {1: pytest.approx(30.0), 2: pytest.approx(90.0)}
     assert reports[1].iterations == 90
     assert accounts.comments[1].startswith("site:x ")
+
+
+def test_a_failed_cycle_keeps_the_accounts_that_are_open(group, tmp_path):
+    slurm, _, cycle = group
+    before = open_accounts(tmp_path)
+    slurm.snapshot = Mock(side_effect=SlurmUnreachableError("slurmctld does not answer"))
+    with pytest.raises(SlurmUnreachableError):
+        cycle()
+    assert open_accounts(tmp_path) == before != {}
 
 
 def test_while_the_accounts_do_not_answer_reports_wait_and_are_counted_once(group, accounts, tmp_path, caplog):
