@@ -233,7 +233,7 @@ _batches = st.sampled_from((None, batch_of(max_steps=8)))
 _models = st.sampled_from(("a", "b", "c", "a", "b"))
 _larger = st.sampled_from(("slurm", "whole-nodes"))
 _promises = st.sampled_from((0.0, 0.0, 0.0, 0.0, 0.5, 0.8))
-_shared_mem_gib = st.sampled_from((0.0, 3.0, 7.0))
+_shared_mem_gib = st.sampled_from((0.0, 3.0, 3.0, 7.0, 20.0))  # the largest fits no GPU of known memory
 _shared_node_gib = st.sampled_from((0.0, 8.0, 12.0))
 _shared_sizes = st.sampled_from((4, 4, 3, 2, 1))
 _mostly_alice = st.sampled_from(("alice", "alice", "alice", "bob"))
@@ -323,21 +323,21 @@ def _check_company(request, plan, jobs, most):
         assert all(job.groupable and job.largest_group >= len(members) for job in members)
         assert len({(job.domain, job.partition, job.user if request.same_user else "") for job in members}) == 1
         steps = {item.job_id: item.accumulate_steps for item in items if isinstance(item, Sharer)}
-        needed_gib = sum(mem_gib_of(job, steps[job.job_id]) if steps else job.gpu_mem_gib for job in members)
+        needed_gib = sum(mem_gib_of(job, steps[job.job_id]) if steps else job.profile.gpu_mem_gib for job in members)
         assert not gpu_mem_gib[node] or needed_gib <= gpu_mem_gib[node]
         assert not request.whole_sets_only or len({item.gpus for item in items}) == 1
 
 
 def _check_promises(plan, jobs, min_speed):
-    """No job is newly put beside others at less than its minimum speed or the site's."""
-    on_gpu = Counter((share.node, gpu) for item in plan.sharers for share in item.gpus for gpu in share.gpu_ids)
-    beside = [
-        item
-        for item in plan.sharers
-        if any(on_gpu[share.node, gpu] > 1 for share in item.gpus for gpu in share.gpu_ids)
-    ]
+    """No job is newly put beside others, or joined by others, at less than its minimum speed or the site's."""
+    tenants = {}
+    for item in plan.sharers:
+        for place in ((share.node, gpu) for share in item.gpus for gpu in share.gpu_ids):
+            tenants.setdefault(place, []).append(item)
     speeds = [pair for group in plan.groups if not group.kept for pair in group.speed.items()]
-    speeds += [(item.job_id, item.speed) for item in beside if not item.kept]
+    for items in tenants.values():
+        if len(items) > 1 and not all(item.kept for item in items):
+            speeds += [(item.job_id, item.speed) for item in items]
     assert all(speed >= max(jobs[job_id].min_speed, min_speed) - 1e-9 for job_id, speed in speeds)
 
 
