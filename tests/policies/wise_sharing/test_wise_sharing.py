@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from policy_builders import (
     PAIRS,
     batch_of,
+    check_plan,
     feed_back,
     make_cluster_node,
     make_job,
     make_profile,
     make_request,
     shared_requests,
+    shuffled,
 )
 
 from muri.policies.registry import get_policy
@@ -249,6 +251,51 @@ def test_a_batch_too_large_for_any_gpu_starts_divided():
     plan = BSBF.plan(request([job(1, batch=batch_of())], nodes=nodes))
     assert (plan.sharers[0].accumulate_steps, plan.sharers[0].speed) == (2, batch_of().speed(2))
     assert "each batch is computed in 2 steps" in str(plan.sharers[0].reasons[1])
+
+
+@st.composite
+def packing_requests(draw):
+    nodes = [make_cluster_node(f"n{index}", draw(st.sampled_from((1, 2, 4))), 1,
+                               gpu_mem_gib=draw(st.sampled_from((0.0, 8.0, 16.0)))) for index in range(3)]  # fmt: skip
+    jobs = []
+    for job_id in range(1, draw(st.integers(1, 14)) + 1):
+        batch = batch_of(max_steps=8) if draw(st.booleans()) else None
+        jobs.append(
+            job(
+                job_id,
+                draw(st.sampled_from(("a", "b", "c", "a", "b", None))),
+                draw(st.none() | seconds),
+                mem_gib=draw(st.sampled_from((0.0, 3.0, 7.0))),
+                gpu_count=draw(st.sampled_from((1, 1, 2, 4, 6))),
+                user=draw(st.sampled_from(("alice", "alice", "bob"))),
+                groupable=draw(st.sampled_from((True, True, False))),
+                domain=draw(st.sampled_from(("", "", "account hep"))),
+                largest_group=draw(st.sampled_from((4, 2, 1))),
+                batch=batch,
+                min_speed=draw(st.sampled_from((0.0, 0.0, 0.5, 0.8))),
+            )
+        )
+    return request(
+        [item for item in jobs if item.gpu_count <= sum(node.gpu_count for node in nodes)],
+        nodes=nodes,
+        same_user=draw(st.booleans()),
+        larger_than_a_node=draw(st.sampled_from(("slurm", "whole-nodes"))),
+        whole_sets_only=draw(st.booleans()),
+    )
+
+
+@pytest.mark.parametrize("policy", [BSBF, FFS], ids=lambda policy: policy.name)
+@settings(max_examples=100)
+@given(first=packing_requests(), rng=st.randoms(use_true_random=False))
+def test_every_plan_keeps_the_rules(policy, first, rng):
+    """Jobs whose pairs are known, on few GPUs of sizes of their own: here they share often, and parts of sets, too."""
+    plan = policy.plan(first)
+    check_plan(first, plan, most=2, preemption=False)
+    arrivals = [job(100 + number, model, 50.0 * number + 1) for number, model in enumerate("abcab")]
+    second = feed_back(first, plan, new_jobs=arrivals)
+    after = policy.plan(second)
+    check_plan(second, after, most=2, preemption=False)
+    assert policy.plan(shuffled(second, rng)) == after
 
 
 @pytest.mark.parametrize("policy", [BSBF, FFS], ids=lambda policy: policy.name)
