@@ -199,14 +199,14 @@ def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[Profil
     for item in store.list():
         families.setdefault(replace(item.key, gpu_count=1), []).append(item)
     known = bandwidths(store)
-    modelled = [(each, {key.model for key in each.keys(store)}) for each in estimators()]
+    modeled = [(each, {key.model for key in each.keys(store)}) for each in estimators()]
     found = {}
     for key in keys:
         family = [item for each in key.lookup_order for item in families.get(replace(each, gpu_count=1), [])]
         if any(item.key in key.lookup_order and not item.is_estimate for item in family):
             continue
         try:
-            others = (each.estimate(store, key) for each, models in modelled if key.model in models)
+            others = (each.estimate(store, key) for each, models in modeled if key.model in models)
             estimate = scale(family, key, known) or next(filter(None, others), None)
             if estimate is not None:
                 found[key] = estimate.profile

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from muri.profiler.errors import ExchangeError
-from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
+from muri.profiler.records import OLD_NAMES, ProfileDetail, ProfileError, ProfileKey, StageProfile
 from muri.text import json_of, nearest
 
 SCHEMA: Final = "muri-profiles"
@@ -81,7 +81,7 @@ def _read(record: object, place: str) -> StageProfile:
         _check_text(values[field], field, f"{place}.{field}")
     key = ProfileKey(**{field: values.pop(field) for field in _KEY_FIELDS})
     place_of_detail = f"{place}.detail"
-    detail = _known(values.pop("detail"), _DETAILS, place_of_detail)
+    detail = _known(values.pop("detail"), (*_DETAILS, *OLD_NAMES), place_of_detail)
     for field, value in detail.items():
         if value is None:  # which `from_dict` takes for not measured
             raise ExchangeError(f"{place_of_detail}.{field}: is null; leave out what was not measured")

@@ -78,7 +78,7 @@ class GpuReader:
 
     def read(self, pids: frozenset[int]) -> tuple[float | None, float | None]:
         """Read the mean utilization of all visible GPUs, 0 to 1, and the GPU memory (GiB) of some processes."""
-        used = self._utilisation()
+        used = self._utilization()
         return (None if used is None else sum(used) / len(used)), self._own_mem_gib(pids)
 
     def each_gpu(self) -> dict[int, OneGpu]:
@@ -86,9 +86,9 @@ class GpuReader:
         nvml, count = self._nvml, len(self._devices)
         numbers = self._each("the GPU's number", nvml.nvmlDeviceGetMinorNumber) or list(range(count))
         memory = self._each("GPU memory", lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used / GIB)
-        used = self._utilisation()
+        used = self._utilization()
         rows = zip(numbers, [None] * count if used is None else used, memory or [None] * count, strict=True)
-        return {int(number): OneGpu(utilisation, mem_gib) for number, utilisation, mem_gib in rows}
+        return {int(number): OneGpu(utilization, mem_gib) for number, utilization, mem_gib in rows}
 
     def by_owner(self, owners: Mapping[str, frozenset[int]]) -> dict[str, tuple[float | None, float | None]]:
         """Share the GPUs' time and memory out to jobs, given each one's processes.
@@ -97,18 +97,18 @@ class GpuReader:
             Share of the time that each job's kernels ran since the last call, and its GPU memory (GiB), both summed
             over all visible GPUs; None where the driver does not tell.
         """
-        per_pid = self._utilisation_by_pid()
+        per_pid = self._utilization_by_pid()
         found = {}
         for name, pids in owners.items():
             used = None if per_pid is None else sum(share for pid, share in per_pid.items() if pid in pids)
             found[name] = used, self._own_mem_gib(pids)
         return found
 
-    def _utilisation(self) -> list[float] | None:
+    def _utilization(self) -> list[float] | None:
         nvml = self._nvml
         return self._each("GPU utilization", lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
 
-    def _utilisation_by_pid(self) -> dict[int, float] | None:
+    def _utilization_by_pid(self) -> dict[int, float] | None:
         """Share of the time that each process's kernels ran, from the driver's own samples since the last call."""
         numbers = iter(range(len(self._devices)))
         found = self._each("use of each process", lambda device: self._samples_of(next(numbers), device))

@@ -51,7 +51,7 @@ PAIRS: Final = "interference"
 """Kind of the store's documents that hold pairs."""
 
 MEASURED: Final = "measured"
-LEARNT: Final = "learnt"
+LEARNED: Final = "learned"
 
 
 def estimated_ratio(a: StageProfile, b: StageProfile) -> float:
@@ -131,7 +131,8 @@ class Interference:
             a, b = (_side(values[name]) for name in ("a", "b"))
             measured_s = float(values["measured_s"])
             # Older documents don't say; what was learned took no seconds of its own.
-            source = str(values.get("source") or (MEASURED if measured_s else LEARNT))
+            source = str(values.get("source") or (MEASURED if measured_s else LEARNED))
+            source = LEARNED if source == "learnt" else source  # as 0.2 spells it
             samples = tuple((float(ratio_a), float(ratio_b)) for ratio_a, ratio_b in values.get("samples", ()))
             made = int(values["rounds"]), measured_s, str(values["measured_at"]), source
             return cls(a, b, *made, turns=bool(values.get("turns", False)), samples=samples)

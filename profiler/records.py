@@ -178,6 +178,10 @@ def owned_name(model: str, user: str) -> str:
     return f"{model} of {user}" if user else model
 
 
+OLD_NAMES: Final = {"gpu_utilisation": "gpu_utilization"}
+"""Names of 0.2 in stored and exported profiles, and what each is called now."""
+
+
 @dataclass(frozen=True)
 class ProfileDetail:
     """Figures of a measurement beside the mean stage times; None where not measured."""
@@ -192,7 +196,7 @@ class ProfileDetail:
     iteration_cv: float | None = None  # Coefficient of variation of the iteration
     host_mem_gib: float | None = None  # Peak host memory of all processes of the job
     cpu_cores: float | None = None  # Mean number of cores in use
-    gpu_utilisation: float | None = None  # Mean GPU utilization, 0 to 1
+    gpu_utilization: float | None = None  # Mean GPU utilization, 0 to 1
     gradient_mib: float | None = None  # Size of the gradients that the ranks exchange in an iteration
     confidence: float | None = None  # How far the means can be trusted, 0 to 1 (docs/profiles.md)
     warmup_iterations: int | None = None  # Iterations that were left out
@@ -229,6 +233,7 @@ class ProfileDetail:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ProfileDetail:
         """Read what `to_dict` made; figures of a newer version are ignored (ProfileError: a figure cannot be true)."""
+        values = {OLD_NAMES.get(name, name): value for name, value in values.items()}
         known: dict[str, Any] = {}
         try:
             for item in fields(cls):
@@ -255,7 +260,7 @@ _DETAIL_BOUNDS: Final[Mapping[str, Bounds]] = {
     "iteration_cv": VARIATION,
     "host_mem_gib": HOST_MEM_GIB,
     "cpu_cores": CORES,
-    "gpu_utilisation": SHARE,
+    "gpu_utilization": SHARE,
     "gradient_mib": GRADIENT_MIB,
     "confidence": SHARE,
     "warmup_iterations": ITERATIONS,
@@ -372,7 +377,7 @@ def unexplained(stage_s: Sequence[float], iteration_s: float) -> str | None:
 class OneGpu:
     """What all processes together use of one GPU now; None where it could not be read."""
 
-    utilisation: float | None = None  # Share of the time that any kernel ran, 0 to 1
+    utilization: float | None = None  # Share of the time that any kernel ran, 0 to 1
     mem_gib: float | None = None  # GPU memory in use
 
 
@@ -395,7 +400,7 @@ class JobUse:
     cpu_cores: float | None = None  # Cores in use
     mem_gib: float | None = None  # Host memory, shared pages once
     disk_mib_per_s: float | None = None  # Read from and written to storage, page cache hits left out
-    gpu_utilisation: float | None = None  # Share of the time that its kernels ran, summed over its GPUs
+    gpu_utilization: float | None = None  # Share of the time that its kernels ran, summed over its GPUs
     gpu_mem_gib: float | None = None  # GPU memory on all of its GPUs
 
 

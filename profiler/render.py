@@ -20,7 +20,7 @@ from muri.text import counted
 _STACK_WIDTH: Final = 76
 _STAGE_BAR_WIDTH: Final = 28
 _SHARE_BAR_WIDTH: Final = 40
-_COLOURS: Final = ("blue", "yellow", "green", "magenta")
+_COLORS: Final = ("blue", "yellow", "green", "magenta")
 _PATTERNS: Final = ("█", "▓", "▒", "░")
 
 _NOTICED: Final = 0.01
@@ -98,10 +98,10 @@ def stacked(profile: StageProfile) -> Text:
     """The iteration as one bar of what each stage owns; no stage owns the dotted rest."""
     whole_s = max(profile.iteration_s, sum(profile.stage_s))
     bar, end_s, filled = Text("  "), 0.0, 0
-    for value, pattern, colour in zip(profile.stage_s, _PATTERNS, _COLOURS, strict=True):
+    for value, pattern, color in zip(profile.stage_s, _PATTERNS, _COLORS, strict=True):
         end_s += value
         upto = round(_STACK_WIDTH * end_s / whole_s)
-        bar.append(pattern * (upto - filled), style=colour)
+        bar.append(pattern * (upto - filled), style=color)
         filled = upto
     return bar.append("·" * (_STACK_WIDTH - filled), style="dim")
 
@@ -114,14 +114,14 @@ def _stages(profile: StageProfile) -> Table:
     detail = profile.detail
     busy = detail.busy_s or profile.stage_s
     per_stage = (busy, detail.stage_p95_s or (None,) * len(STAGES), detail.stage_cv or (None,) * len(STAGES))
-    legend = (Text(pattern, style=colour) for pattern, colour in zip(_PATTERNS, _COLOURS, strict=True))
+    legend = (Text(pattern, style=color) for pattern, color in zip(_PATTERNS, _COLORS, strict=True))
     whole_s = max(profile.iteration_s, *profile.stage_s, *busy)
-    for symbol, stage, resource, owned_s, busy_s, p95_s, cv, colour in zip(
-        legend, STAGES, RESOURCES, profile.stage_s, *per_stage, _COLOURS, strict=True
+    for symbol, stage, resource, owned_s, busy_s, p95_s, cv, color in zip(
+        legend, STAGES, RESOURCES, profile.stage_s, *per_stage, _COLORS, strict=True
     ):
         hidden = busy_s > owned_s + _NOTICED * profile.iteration_s
         figures = (milliseconds(owned_s), milliseconds(busy_s) if hidden else "", *_spread(p95_s, cv))
-        table.add_row(symbol, stage, resource, _stage_bar(owned_s, busy_s, whole_s, colour), *figures)
+        table.add_row(symbol, stage, resource, _stage_bar(owned_s, busy_s, whole_s, color), *figures)
     whole = _spread(detail.iteration_p95_s, detail.iteration_cv)
     table.add_row("", "iteration", "", "", milliseconds(profile.iteration_s), "", *whole)
     return table
@@ -131,10 +131,10 @@ def _spread(p95_s: float | None, cv: float | None) -> tuple[str, str]:
     return "" if p95_s is None else milliseconds(p95_s), _or_none(cv, "{:.2f}") or ""
 
 
-def _stage_bar(owned_s: float, busy_s: float, whole_s: float, colour: str) -> Text:
+def _stage_bar(owned_s: float, busy_s: float, whole_s: float, color: str) -> Text:
     owned = round(_STAGE_BAR_WIDTH * owned_s / whole_s)
     busy = max(owned, round(_STAGE_BAR_WIDTH * busy_s / whole_s))
-    bar = Text("█" * owned, style=colour).append("░" * (busy - owned), style=colour)
+    bar = Text("█" * owned, style=color).append("░" * (busy - owned), style=color)
     return bar.append("·" * (_STAGE_BAR_WIDTH - busy), style="dim")
 
 
@@ -149,7 +149,7 @@ def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
         "in no stage": unexplained(profile.stage_s, profile.iteration_s),
         "peak GPU memory": f"{profile.gpu_mem_gib:.1f} GiB",
         "peak host memory": _or_none(detail.host_mem_gib, "{:.1f} GiB"),
-        "mean GPU utilization": _or_none(detail.gpu_utilisation, "{:.0%}"),
+        "mean GPU utilization": _or_none(detail.gpu_utilization, "{:.0%}"),
         "mean CPU use": _or_none(detail.cpu_cores, "{:.1f} cores"),
         "gradients": _or_none(detail.gradient_mib, "{:.1f} MiB"),
         "network is hidden": _or_none(overlap_exponent(profile), "δ {:.3g} (1: not at all, inf: wholly)"),

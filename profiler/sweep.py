@@ -90,7 +90,7 @@ class Window:
 
     @classmethod
     def of_workers(cls, count: int, steady_s: float, time_limit_s: float = 300.0) -> "Window":
-        """That of a script with a loader worker on each of so many CPUs: what they prefetched is warm-up."""
+        """That of a script with a loader worker on each of so many CPUs: their prefetched batches are warm-up."""
         return cls(steady_s, _WARMUP_ITERATIONS + _BATCHES_AHEAD * count, time_limit_s)
 
     def start_index(self, stamps_s: Sequence[float]) -> int:

@@ -225,7 +225,7 @@ LEAST_SAMPLES: Final = 3
 _STEADY_SINCE: Final = "steady_since_s"
 """The script's own process adds this figure for `with_usage`; the result does not keep it."""
 
-Figure = Literal["cpu_cores", "host_mem_gib", "gpu_utilisation", "gpu_mem_gib"]
+Figure = Literal["cpu_cores", "host_mem_gib", "gpu_utilization", "gpu_mem_gib"]
 
 
 class Sample(NamedTuple):
@@ -235,7 +235,7 @@ class Sample(NamedTuple):
     over_s: float  # Seconds since the sample before
     cpu_cores: float | None = None  # Cores in use over these seconds
     host_mem_gib: float | None = None  # Host memory, shared pages counted once
-    gpu_utilisation: float | None = None  # Mean over the visible devices, 0 to 1
+    gpu_utilization: float | None = None  # Mean over the visible devices, 0 to 1
     gpu_mem_gib: float | None = None  # GPU memory on all visible devices
 
 
@@ -269,7 +269,7 @@ def with_usage(found: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
     seen = {
         "host_mem_gib": usage.peak("host_mem_gib"),
         "cpu_cores": counted.mean("cpu_cores"),
-        "gpu_utilisation": counted.mean("gpu_utilisation"),
+        "gpu_utilization": counted.mean("gpu_utilization"),
     }
     detail = {**found["detail"], **{name: value for name, value in seen.items() if value is not None}}
     figures = {name: value for name, value in found.items() if name != _STEADY_SINCE}

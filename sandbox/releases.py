@@ -159,7 +159,7 @@ def sacct_admin_comment(driver: Driver) -> Answer:
     return Answer(recorded(driver, job_id, "AdminComment", "told"))
 
 
-def licence_gate(driver: Driver) -> Answer:
+def license_gate(driver: Driver) -> Answer:
     """Whether a reservation of licenses alone keeps a job waiting, and its end lets it start."""
     name = "matrix_gate"
     create = f"flags=LICENSE_ONLY licenses=matlab:2 user=root starttime=now duration=60 reservationname={name}"
@@ -178,7 +178,7 @@ def licence_gate(driver: Driver) -> Answer:
         driver.run("scontrol", "delete", f"reservationname={name}", user="root", check=False)
 
 
-def licence_while_running(driver: Driver) -> Answer:
+def license_while_running(driver: Driver) -> Answer:
     """Whether a running job can be given a license, so that it waits once it is requeued."""
     with job(driver) as job_id:
         driver.wait_state(job_id, "RUNNING")
@@ -280,8 +280,8 @@ PROBES: Final[Mapping[str, Probe]] = {
     "`sbatch --admin-comment`": admin_comment_of_sbatch,
     "AdminComment of a running job can be changed": admin_comment_while_running,
     "`sacct` has the AdminComment of an ended job": sacct_admin_comment,
-    "reservation of licenses alone keeps a job waiting": licence_gate,
-    "license given to a running job": licence_while_running,
+    "reservation of licenses alone keeps a job waiting": license_gate,
+    "license given to a running job": license_while_running,
     "requeued job starts before its old credential has expired (`StartTime`)": requeued_early,
     SAME_SECOND: requeued_in_the_same_second,
     "`requeuehold incomplete` spares ended jobs": ended_job_spared,

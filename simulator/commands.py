@@ -89,7 +89,7 @@ def simulate(**given: Any) -> None:
     """
     from rich.console import Console
 
-    from muri.simulator.metrics import document_of, print_tables, summarise
+    from muri.simulator.metrics import document_of, print_tables, summarize
     from muri.simulator.model import Run, Settings
     from muri.simulator.run import progress_bar, sweep
 
@@ -100,7 +100,7 @@ def simulate(**given: Any) -> None:
     traces = read_traces(given["trace_files"])
     runs = [Run(name, trace, name, cluster, settings, options[name]) for trace in traces for name in given["policies"]]
     with progress_bar([run.name for run in runs], shown=not given["as_json"]) as watch:
-        summaries = summarise(sweep(runs, len(os.sched_getaffinity(0)), watch))
+        summaries = summarize(sweep(runs, len(os.sched_getaffinity(0)), watch))
     if given["as_json"]:
         click.echo(json.dumps(document_of(summaries), indent=1))
     else:

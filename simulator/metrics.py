@@ -277,7 +277,7 @@ class TraceSummary:
         return {"policies": policies, "skipped_rows": self.skipped_rows}
 
 
-def summarise(outcomes: Sequence[Outcome]) -> tuple[TraceSummary, ...]:
+def summarize(outcomes: Sequence[Outcome]) -> tuple[TraceSummary, ...]:
     """Sort outcomes by trace and policy, both in the order of their first appearance."""
     by_trace: dict[str, dict[str, list[Outcome]]] = {}
     for outcome in outcomes:

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from muri.errors import UsageError
 from muri.profiler.dryrun.messages import DEFAULT_STEADY_S, Limits
 from muri.slurm_plugin.private_files import why_unsafe
-from muri.slurm_plugin.renamed import FIXED_KEYS, OLD_KEYS, POLICY_KEYS
+from muri.slurm_plugin.renamed import FIXED_KEYS, OLD_GATE, OLD_KEYS, POLICY_KEYS
 from muri.text import nearest, yaml_of
 
 DEFAULT_PATH: Final = Path("/etc/muri/muri.yaml")
@@ -221,15 +221,15 @@ class Config(Section):
         default_factory=Events,
         description="Cycles within seconds of an arrival, an end or a measurement, between those of the timer.",
     )
-    gate: Literal["licence", "hold"] = Field(
-        "licence",
+    gate: Literal["license", "hold"] = Field(
+        "license",
         description="Keeps jobs waiting until Muri starts them: the license muri_gate of slurm.conf, or a hold (then "
         'set muri.gate to "hold" in job_submit.lua, too).',
     )
     lease_s: float = Field(
         1200.0,
         ge=30,
-        description="If no cycle follows for this long, Slurm starts all waiting jobs by itself (gate: licence).",
+        description="If no cycle follows for this long, Slurm starts all waiting jobs by itself (gate: license).",
     )
     slurm_backlog: int = Field(
         1000,
@@ -361,10 +361,17 @@ def _bring_up_to_date(values: dict[str, Any]) -> tuple[tuple[str, ...], tuple[st
         elif isinstance(target, dict):
             target[name] = own
         notes.append(f"{key}: it is called {new} now; Muri 0.4 will refuse the old name")
+    notes += _respelled(values)
     for section in {key.partition(".")[0] for key in (*removed, *OLD_KEYS)} - Config.model_fields.keys():
         if values.get(section) == {}:
             del values[section]
     return tuple(wrong), tuple(notes)
+
+
+def _respelled(values: dict[str, Any]) -> Iterator[str]:
+    if values.get("gate") == OLD_GATE:
+        values["gate"] = "license"
+        yield f"gate: {OLD_GATE} is spelled license now; Muri 0.4 will refuse the old word"
 
 
 _ABSENT: Final = object()

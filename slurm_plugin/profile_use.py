@@ -21,7 +21,7 @@ from muri.profiler.errors import CorruptStoreError, InterferenceError
 from muri.profiler.estimates import estimates_of, unknown_models
 from muri.profiler.interference import (
     FITS,
-    LEARNT,
+    LEARNED,
     MEASURED,
     Interference,
     LinearFit,
@@ -138,7 +138,7 @@ def learn_pairs(store: ProfileStore, journal: Journal, cycle: Gathered, policy: 
     plain, in_turns = by_pair(traits.pairs), by_pair(traits.pairs_in_turns)
     for course in pairs_at_work(cycle, journal.facts(PAIR), packs=policy.supports_packing):
         journal.set_fact(PAIR, str(course.pilot), course.fact)
-        pair = learnt(course, (in_turns if course.turns else plain).get(course.pair), cycle.now_s)
+        pair = learned(course, (in_turns if course.turns else plain).get(course.pair), cycle.now_s)
         if pair is not None:
             put_pair(store, pair)
 
@@ -380,7 +380,7 @@ def pairs_at_work(cycle: Gathered, facts: Mapping[str, Any], *, packs: bool) -> 
         # Else nothing was reported since, or a script has started anew.
 
 
-def learnt(course: PairCourse, stored: Interference | None, now_s: float) -> Interference | None:
+def learned(course: PairCourse, stored: Interference | None, now_s: float) -> Interference | None:
     """Return the interference of a pair that a course adds to; None where the stored one (alike in turns) stays.
 
     The newest `MOST_ROUNDS` rounds count, of all jobs of the pair: older ones fade as pairs go on running.
@@ -398,7 +398,7 @@ def learnt(course: PairCourse, stored: Interference | None, now_s: float) -> Int
         )
     except InterferenceError:
         return None
-    pair = Interference(a, b, len(samples), 0.0, text_of(now_s), LEARNT, course.turns, samples)
+    pair = Interference(a, b, len(samples), 0.0, text_of(now_s), LEARNED, course.turns, samples)
     surer = stored is not None and stored.source == MEASURED and stored.confidence > pair.confidence
     return None if surer else pair
 

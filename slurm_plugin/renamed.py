@@ -60,6 +60,10 @@ POLICY_KEYS: Final[Mapping[str, tuple[str, Any]]] = {
 OLD_TAGS: Final = {"muri-pilot:": "muri-host:"}
 """Prefixes of tags in AdminComments, and how 0.2 wrote each."""
 
+OLD_GATE: Final = "licence"
+"""How 0.2 spells `gate: license`, in muri.yaml, in job_submit.lua and in AdminComments. 0.3 still writes it into
+AdminComments: a member that ends on a node with 0.2 is held for ever if its gate has another word."""
+
 OLD_PILOT: Final = "host"
 """How 0.2 names the pilot in a member's tag. 0.3 writes both names: an upgrade begins with the controller's machine, so
 nodes may still run 0.2."""

@@ -18,10 +18,10 @@ from muri.text import json_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS: Final = {
+COLORS: Final = {
     "load": "#4477aa", "preprocess": "#ccbb44", "propagate": "#228833", "synchronize": "#aa3377", "wait": "#dddddd",
 }  # fmt: skip
-MEMBER_COLOURS: Final = ("#332288", "#88ccee", "#ddcc77", "#cc6677", "#117733", "#aa4499", "#999933", "#882255")
+MEMBER_COLORS: Final = ("#332288", "#88ccee", "#ddcc77", "#cc6677", "#117733", "#aa4499", "#999933", "#882255")
 DEFAULT_SPAN_S: Final = 1.5
 
 _WAIT: Final = "wait for "
@@ -128,31 +128,31 @@ def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, c
 
 
 def _draw_members(axes: "Axes", shown: Sequence[Slice], names: Mapping[str, str], begin_s: float) -> None:
-    for what, colour in COLOURS.items():
+    for what, color in COLORS.items():
         for row, member in enumerate(names):
             spans = [(p.start_s - begin_s, p.end_s - p.start_s) for p in shown if (p.member, p.what) == (member, what)]
             height = 0.3 if what == "wait" else 0.8
-            axes.broken_barh(spans, (row - height / 2, height), facecolors=colour, linewidth=0)
+            axes.broken_barh(spans, (row - height / 2, height), facecolors=color, linewidth=0)
     axes.set_yticks(range(len(names)), list(names.values()))
     axes.invert_yaxis()
-    _legend(axes, COLOURS)
+    _legend(axes, COLORS)
 
 
 def _draw_resources(axes: "Axes", shown: Sequence[Slice], names: Mapping[str, str], begin_s: float) -> None:
-    colours = {member: MEMBER_COLOURS[index % len(MEMBER_COLOURS)] for index, member in enumerate(names)}
+    colors = {member: MEMBER_COLORS[index % len(MEMBER_COLORS)] for index, member in enumerate(names)}
     for row, stage in enumerate(STAGES):
-        for member, colour in colours.items():
+        for member, color in colors.items():
             spans = [(p.start_s - begin_s, p.end_s - p.start_s) for p in shown if (p.member, p.what) == (member, stage)]
-            axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
+            axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=color, linewidth=0)
     axes.set_yticks(range(len(RESOURCES)), list(RESOURCES))
     axes.invert_yaxis()
-    _legend(axes, {names[member]: colour for member, colour in colours.items()})
+    _legend(axes, {names[member]: color for member, color in colors.items()})
 
 
-def _legend(axes: "Axes", colours: Mapping[str, str]) -> None:
+def _legend(axes: "Axes", colors: Mapping[str, str]) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415 (as above)
 
-    handles: list[Any] = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    handles: list[Any] = [Patch(color=color, label=name) for name, color in colors.items()]
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 

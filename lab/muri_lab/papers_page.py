@@ -121,8 +121,8 @@ def _list_line(row: Row) -> str:
         sentences.append(f"Here: {', '.join(map(_link, row.here))}.")
     if row.command:
         sentences.append(f"Command: `{row.command}`.")
-    labelled = {"Published": row.published, "Measured": row.measured, "Difference": row.difference, "Open": row.open}
-    sentences += [f"{label}: {_sentence(_with_figures(row, text))}" for label, text in labelled.items() if text]
+    labeled = {"Published": row.published, "Measured": row.measured, "Difference": row.difference, "Open": row.open}
+    sentences += [f"{label}: {_sentence(_with_figures(row, text))}" for label, text in labeled.items() if text]
     return _wrapped(" ".join(sentences), "  ")
 
 

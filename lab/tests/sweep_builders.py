@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_builders import CPU, GPU, NETWORK, STORAGE, job
 
-from muri.simulator.metrics import TraceSummary, summarise
+from muri.simulator.metrics import TraceSummary, summarize
 from muri.simulator.model import Cluster, Run, Settings, Trace
 from muri.simulator.run import run_one
 from muri.simulator.traces.schema import write_trace
@@ -51,4 +51,4 @@ def runs(policies: Sequence[str] = ("fifo", "muri-s"), traces: Sequence[Trace] =
 
 def summary(policies: Sequence[str] = ("fifo", "muri-s")) -> TraceSummary:
     """Policies on the small trace, carried out."""
-    return summarise([run_one(run) for run in runs(policies)])[0]
+    return summarize([run_one(run) for run in runs(policies)])[0]

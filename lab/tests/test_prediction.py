@@ -122,7 +122,7 @@ def store(path):
 
 
 class TestDocuments:
-    def test_only_published_measured_profiles_of_the_same_gpus_are_learnt_from(self, tmp_path):
+    def test_only_published_measured_profiles_of_the_same_gpus_are_learned_from(self, tmp_path):
         other, estimated, alices = lawful(0, 1, 4, "v100"), lawful(1, 1, 4), lawful(3, 1, 4)
         estimated = estimated._replace(profile=replace(estimated.profile, source="scaled"))
         alices = alices._replace(profile=replace(alices.profile, key=replace(alices.profile.key, user="alice")))
@@ -142,7 +142,7 @@ class TestDocuments:
 class TestRegression:
     def test_what_follows_from_the_features_is_predicted_better_than_by_the_mean(self, store):
         found = examples(store, GPU)
-        outputs, fold = ITERATION.learnt(found), folds(found, len(found))
+        outputs, fold = ITERATION.learned(found), folds(found, len(found))
         errors = [
             float(np.sqrt(np.mean((held_out(make, vectors(found), outputs, fold) - outputs) ** 2)))
             for make in (trees, Constant)
@@ -160,7 +160,7 @@ class TestRegression:
     def test_shares_are_shares_and_intervals_hold_the_value(self, store):
         found = predict(lawful(5, 2, 32).features, examples(store, GPU))
         assert sum(share.value for share in found.shares) <= 1 + 1e-9
-        for figure in (found.utilisation, *found.shares, found.iteration_s):
+        for figure in (found.utilization, *found.shares, found.iteration_s):
             assert 0 <= figure.low <= figure.value <= figure.high
         assert all(share.high <= 1 for share in found.shares)
         assert found.shares[3] == (0, 0, 0)  # one GPU: no profile has a synchronize
@@ -221,7 +221,7 @@ class TestPredictProfile:
         fill(tmp_path / "p.db", zoo(gpu_type="cpu"))
         with ProfileStore(tmp_path / "p.db") as store:
             found = predicted_profile(store, ProfileKey("family1/1", 8, 1, "cpu"))
-        assert (found.gpu_mem_gib, found.detail.gpu_utilisation) == (0.0, None)
+        assert (found.gpu_mem_gib, found.detail.gpu_utilization) == (0.0, None)
 
 
 MODEL = """
@@ -262,8 +262,8 @@ class TestCommand:
     def test_json(self, path, model):
         document = json.loads(self.run(path, f"{model}:build", "--json").stdout)
         assert document["features"]["parameters"] == 490
-        assert document["learnt_from"] == {"profiles": len(zoo()), "families": FAMILIES}
-        assert set(document["predicted"]) >= {"device_utilisation", "propagate_share", "iteration_s"}
+        assert document["learned_from"] == {"profiles": len(zoo()), "families": FAMILIES}
+        assert set(document["predicted"]) >= {"device_utilization", "propagate_share", "iteration_s"}
         memory = document["memory_gib"]
         assert memory["total"] == pytest.approx(memory["allocated"] + memory["framework"])
 
@@ -300,7 +300,7 @@ class TestCommand:
             assert predicted_profile(store, ProfileKey("mine", 32, 1, GPU)).source == "predicted"
 
 
-def test_the_cache_keeps_what_was_learnt(store, monkeypatch):
+def test_the_cache_keeps_what_was_learned(store, monkeypatch):
     known = examples(store, GPU)
     first = fit_all(known)
     monkeypatch.setattr(predictor, "trees", lambda: pytest.fail("learned again"))

@@ -80,7 +80,7 @@ def test_the_site_s_fit_goes_before_the_published_curves():
 
 def test_use_is_what_telemetry_measured_else_the_propagate_share():
     assert gpu_percent(make_profile(propagate_s=0.12)) == pytest.approx(25.0)
-    assert gpu_percent(make_profile(detail=ProfileDetail(gpu_utilisation=0.9))) == 90.0
+    assert gpu_percent(make_profile(detail=ProfileDetail(gpu_utilization=0.9))) == 90.0
 
 
 # The command
@@ -91,7 +91,7 @@ def filled(path, gpu_type="a100", pairs=12):
     with ProfileStore(path) as store:
         for number in range(pairs):
             share = (number + 1) / pairs
-            profile = make_profile(f"m{number}", gpu_type=gpu_type, detail=ProfileDetail(gpu_utilisation=share))
+            profile = make_profile(f"m{number}", gpu_type=gpu_type, detail=ProfileDetail(gpu_utilization=share))
             store.put(profile)
             ratio = TRUE(200 * share)
             side = Side(profile.key, 0.1, 0.1 * ratio, ratio, 0.01, 0.95, 40)

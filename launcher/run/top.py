@@ -272,12 +272,12 @@ class _Usage(_Part):
     mem_gib: _Measured = None
     disk_mib_per_s: _Measured = None
     network_mib_per_s: _Measured = None
-    gpu_utilisation: _Measured = None
+    gpu_utilization: _Measured = None
     gpu_mem_gib: _Measured = None
 
 
 class _Gpu(_Part):
-    utilisation: _Measured = None
+    utilization: _Measured = None
     mem_gib: _Measured = None
 
 
@@ -532,14 +532,14 @@ def _use_table(status: Mapping[str, Any]) -> list[RenderableType]:
     table = _table("USE", "CPU", "MEM GIB", "DISK MIB/S", "NET MIB/S", "GPU", "GPU GIB")
     for name in status["members"]:
         job = (use.jobs or {}).get(name) or _Usage()
-        table.add_row(cell(name), *_host_cells(job), _share(job.gpu_utilisation), _number(job.gpu_mem_gib))
+        table.add_row(cell(name), *_host_cells(job), _share(job.gpu_utilization), _number(job.gpu_mem_gib))
     node, gpus = use.node, [(name, gpu) for name, gpu in (use.node.gpus or {}).items() if gpu][:MOST_ROWS]
     gpu = gpus[0][1] if len(gpus) == 1 else _Gpu()
     cores, *rest = _host_cells(node)
     cores += f"/{node.cpu_count}" if node.cpu_count else ""
-    table.add_row("node", cores, *rest, _share(gpu.utilisation), _number(gpu.mem_gib))
+    table.add_row("node", cores, *rest, _share(gpu.utilization), _number(gpu.mem_gib))
     for name, gpu in gpus if len(gpus) > 1 else ():
-        table.add_row(cell(f"gpu {name}"), *[""] * 4, _share(gpu.utilisation), _number(gpu.mem_gib))
+        table.add_row(cell(f"gpu {name}"), *[""] * 4, _share(gpu.utilization), _number(gpu.mem_gib))
     return [table]
 
 

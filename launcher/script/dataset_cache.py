@@ -235,8 +235,8 @@ class SharedItems:
     that has it open, however that ends. It holds two counters, the limit, what reading took, and for each place
     its offset and length, then the bytes. Writers lock the file; the kernel drops the lock of a killed one. Readers
     don't lock: a place's length is written last, and never changes after. Where
-    `given_bytes` says what memory the process and its workers have, the limit is what they leave of it, looked up at
-    first and again and again while the cache fills.
+    `given_bytes` returns the memory of the process and its workers; the limit is the unused part, looked up at first
+    and again and again while the cache fills.
     """
 
     def __init__(self, places: int, limit_bytes: int, given_bytes: int = 0) -> None:

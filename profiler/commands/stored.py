@@ -344,7 +344,7 @@ def edited(profile: StageProfile, edit: Mapping[str, float], now: str) -> StageP
     changes: dict[str, Any] = {f"{name[:-3]}_s": value / 1000 for name, value in edit.items() if name.endswith("_ms")}
     if changes:
         old = profile.detail
-        kept = {name: getattr(old, name) for name in ("host_mem_gib", "cpu_cores", "gpu_utilisation", "gradient_mib")}
+        kept = {name: getattr(old, name) for name in ("host_mem_gib", "cpu_cores", "gpu_utilization", "gradient_mib")}
         changes["detail"] = ProfileDetail(**kept, dangers=old.dangers)
     changes["gpu_mem_gib"] = edit.get("gpu_mem_gib", profile.gpu_mem_gib)
     new = replace(profile, **changes, source="edit", measured_at=now)

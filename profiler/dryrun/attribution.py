@@ -132,7 +132,7 @@ def refine(
     load_s, preprocess_s, propagate_s, synchronize_s = (value * shrink for value in stage_s)
     owned = (load_s, preprocess_s, propagate_s, synchronize_s)
     busy = tuple(map(max, result.detail.busy_s or owned, owned))
-    detail = replace(result.detail, busy_s=busy, gpu_utilisation=_gpu_share(operators, windows, whole_s))
+    detail = replace(result.detail, busy_s=busy, gpu_utilization=_gpu_share(operators, windows, whole_s))
     return replace(result, stage_s=owned, detail=detail)
 
 

@@ -32,7 +32,7 @@ from muri.profiler.dryrun.steadiness import (
     how_sure,
     most_warmup,
     samples_of,
-    summarise,
+    summarize,
     warmup_by_now,
     whole_periods,
 )
@@ -136,7 +136,7 @@ class Course:
             gpu_mem_gib=gpu_mem_gib,
             detail=detail or ProfileDetail(),
         )
-        return summarise(samples, circumstances)
+        return summarize(samples, circumstances)
 
     def _reservations(self, samples: list[IterationSample], disturbed: float) -> str:
         """What lowers the confidence, for the user."""
@@ -285,7 +285,7 @@ class LiveCourse:
             gpu_mem_gib=gpu_mem_gib,
             detail=detail or ProfileDetail(),
         )
-        found = summarise(samples, circumstances)
+        found = summarize(samples, circumstances)
         # What goes on behind other stages is not told, so drift compares the stages' own times.
         return replace(found, detail=replace(found.detail, busy_s=None))
 

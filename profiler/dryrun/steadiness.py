@@ -124,7 +124,7 @@ def certainty(values: Sequence[float], bias: float = 0.0, least: int = LEAST_FOR
     if count < least or mean <= 0:
         return Certainty(mean, math.inf, 0.0)
     squares = sum((value - mean) ** 2 for value in values)
-    correlation = _neighbours(values, mean) / squares if squares > 0 else 0.0
+    correlation = _neighbors(values, mean) / squares if squares > 0 else 0.0
     correlation = min(max(correlation, 0.0), _MOST_CORRELATED)
     independent = max(2.0, count * (1 - correlation) / (1 + correlation))
     error = math.sqrt(squares / (count - 1) / independent) / mean
@@ -170,7 +170,7 @@ def _deviation(values: Sequence[float]) -> float:
     return _SIGMA_PER_MAD * median(abs(value - middle) for value in values)
 
 
-def _neighbours(values: Sequence[float], mean: float) -> float:
+def _neighbors(values: Sequence[float], mean: float) -> float:
     return sum((one - mean) * (two - mean) for one, two in zip(values, values[1:]))
 
 
@@ -293,7 +293,7 @@ def enough_periods(samples: Sequence[IterationSample], period: int) -> bool:
     return period <= 1 or len(samples) >= LEAST_PERIODS * period
 
 
-def summarise(samples: Sequence[IterationSample], circumstances: Circumstances) -> DryRunResult:
+def summarize(samples: Sequence[IterationSample], circumstances: Circumstances) -> DryRunResult:
     """The means of the iterations after the warm-up, with what says how far to trust them.
 
     A few iterations that something else delayed do not count for the means (`steadiness.ordinary`); the 95th

@@ -240,9 +240,9 @@ class PackedWorld(World):
 
     def _rearrange(self, unit: Unit) -> None:
         """Update the speeds of the jobs on GPUs that a unit has joined or left."""
-        neighbours = {other.number: other for there in self.packed_nodes.on(unit) for other in there}
-        neighbours.pop(unit.number, None)
-        for other in neighbours.values():
+        neighbors = {other.number: other for there in self.packed_nodes.on(unit) for other in there}
+        neighbors.pop(unit.number, None)
+        for other in neighbors.values():
             other.members[0].settle(self.now_s)
             self._recount(other)
             self._set_pace(other)

@@ -40,7 +40,7 @@ from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.planning.actions import MemberPlan
 from muri.slurm_plugin.planning.slurm_requests import GroupPlace, asked_by, member_change, original_request
 from muri.slurm_plugin.records.cluster import Node, Snapshot
-from muri.slurm_plugin.records.comment_tags import GATE_PREFIX, REQUEST_PREFIX, MemberState, token
+from muri.slurm_plugin.records.comment_tags import GATE_PREFIX, LICENSE_GATE, REQUEST_PREFIX, MemberState, token
 from muri.slurm_plugin.records.limits import PER_NODE, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.roles import GATE_LICENSE, ManagedJob, read_job
 from muri.text import nearest
@@ -225,7 +225,7 @@ def judge_gate(licenses: str, config: Config) -> Finding:
             "waiting jobs are held: they have priority 0, wait for the watchdog if the controller dies, and a user's "
             "hold on one cannot be told from Muri's"
         )
-        remedy = f"{setting} in slurm.conf and `gate: licence`, here and in job_submit.lua"
+        remedy = f"{setting} in slurm.conf and `gate: license`, here and in job_submit.lua"
         return warning("gate", text, remedy)
     if f"LicenseName={GATE_LICENSE}" not in licenses.split():
         text = f"Slurm has no license {GATE_LICENSE}: jobs with --muri start as ordinary jobs"
@@ -367,7 +367,8 @@ def _examine_job_submit(config: Config, place: Place, commands: SlurmCommands) -
 
 def judge_job_submit(admin_comment: str, config: Config) -> Finding:
     """Judge the AdminComment that job_submit has given to a job that was submitted with --muri."""
-    gate = token(admin_comment, GATE_PREFIX)
+    word = token(admin_comment, GATE_PREFIX)
+    gate = "license" if word == LICENSE_GATE else word
     if token(admin_comment, REQUEST_PREFIX) is None:
         remedy = "JobSubmitPlugins=lua in slurm.conf, and before the last return of job_submit.lua this line:"
         return problem("job_submit", "jobs with --muri are not tagged: they start as ordinary jobs", remedy, LOAD)
@@ -375,7 +376,7 @@ def judge_job_submit(admin_comment: str, config: Config) -> Finding:
         text = "jobs with --muri are tagged; no controller is running, so they start as ordinary jobs"
         return warning("job_submit", text, "start the controller: systemctl status muri-controller.timer")
     if (gate == "hold") != (config.gate == "hold"):
-        remedy = 'set muri.gate in job_submit.lua ("licence" or "hold") and gate in muri.yaml alike'
+        remedy = 'set muri.gate in job_submit.lua ("license" or "hold") and gate in muri.yaml alike'
         return problem("job_submit", f"job_submit keeps jobs by {gate}, muri.yaml by {config.gate}", remedy)
     return ok("job_submit", f"jobs with --muri are tagged and kept waiting by {gate}")
 

@@ -268,7 +268,7 @@ def measured_lines(job: "JobStatus") -> list[str]:
         (use.cpu_cores, "{:.1f} cores"),
         (use.mem_gib, "{:.1f} GiB"),
         (use.disk_mib_per_s, "{:.1f} MiB/s of disks"),
-        (use.gpu_utilisation, "{:.0%} of a GPU"),
+        (use.gpu_utilization, "{:.0%} of a GPU"),
         (use.gpu_mem_gib, "{:.1f} GiB of GPU memory"),
     )
     if used := ", ".join(form.format(value) for value, form in figures if value is not None):

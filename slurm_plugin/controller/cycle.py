@@ -65,7 +65,7 @@ from muri.slurm_plugin.records.journal import (
     not_grouped_again,
     readable,
 )
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View, is_behind_licence, view_of
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, is_behind_license, view_of
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.controller.assemble import Surroundings
@@ -148,7 +148,7 @@ def _lately(facts: Mapping[str, Any], now_s: float, read: Callable[..., _Read]) 
 
 def _gate_is_open(member: ManagedJob) -> bool:
     """Whether a member that waits for the license once it is back in the queue would not do so now."""
-    return member.gate == "licence" and not is_behind_licence(member)
+    return member.gate == "license" and not is_behind_license(member)
 
 
 class PolicyFor(Protocol):
@@ -275,7 +275,7 @@ class Controller:
         This comes last: a controller that cannot decide any more, or cannot carry out its decisions because its
         journal cannot be written, lets the lease end, and Slurm starts every job by itself.
         """
-        if self._config.gate != "licence" or self._stop.is_set():
+        if self._config.gate != "license" or self._stop.is_set():
             return []
         end_s = self._read_s + self._config.lease_s
         try:

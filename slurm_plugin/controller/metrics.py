@@ -117,7 +117,7 @@ METRICS: Final = (
     Metric("muri_node_memory_bytes", "gauge", "Host memory in use there", ("node",)),
     Metric("muri_node_disk_bytes_per_second", "gauge", "Read from and written to its disks", ("node",)),
     Metric("muri_node_network_bytes_per_second", "gauge", "Sent and received by it", ("node",)),
-    Metric("muri_node_gpu_utilisation", "gauge", "Share of the time that its GPU computed", ("node", "gpu")),
+    Metric("muri_node_gpu_utilization", "gauge", "Share of the time that its GPU computed", ("node", "gpu")),
     Metric("muri_node_gpu_memory_bytes", "gauge", "GPU memory in use", ("node", "gpu")),
 )
 """All metrics, in the order of docs/metrics.md."""
@@ -162,7 +162,7 @@ def _node_values(view: View) -> dict[str, dict[Labels, float]]:
         ]
         for number, gpu in use.gpus.items():
             if 0 <= number < node.gpu_count:  # comments, which users may write, must not make up labels
-                figures.append(("muri_node_gpu_utilisation", (name, str(number)), gpu.utilisation, 1))
+                figures.append(("muri_node_gpu_utilization", (name, str(number)), gpu.utilization, 1))
                 figures.append(("muri_node_gpu_memory_bytes", (name, str(number)), gpu.mem_gib, GIB))
         for metric, labels, value, unit in figures:
             if value is not None:

@@ -15,7 +15,7 @@ from muri.slurm_plugin.execute.gate import (
     close_gate,
     give_share,
     is_refusal,
-    move_to_licence,
+    move_to_license,
     note_open,
     open_gate,
     reset_or_release,
@@ -97,7 +97,7 @@ class Executor:
             actions.Preempt: self._preempt,
             actions.KeepGate: self._keep_gate,
             actions.ExtendPilot: self._extend_pilot,
-            actions.MoveToLicence: self._move_to_licence,
+            actions.MoveToLicense: self._move_to_license,
             actions.ReturnToQueue: self._return_to_queue,
             actions.AskForMore: self._ask_for_more,
             actions.Regroup: self._regroup,
@@ -339,10 +339,10 @@ class Executor:
         with unless_gone(action.job_id):
             self._gateway.modify(action.job_id, JobChange(time_limit_s=action.limit_s))
 
-    def _move_to_licence(self, action: actions.MoveToLicence) -> None:
+    def _move_to_license(self, action: actions.MoveToLicense) -> None:
         log.info("job %d: waits for Muri's license from now on, not held", action.job_id)
         with unless_gone(action.job_id):
-            move_to_licence(self._gateway, self._view.jobs[action.job_id])
+            move_to_license(self._gateway, self._view.jobs[action.job_id])
 
     def _return_to_queue(self, action: actions.ReturnToQueue) -> None:
         """Make a stopped job a candidate again, with the request that its user wrote."""

@@ -45,7 +45,7 @@ from muri.slurm_plugin.records.roles import (
     ManagedJob,
     Role,
     gate_word,
-    is_behind_licence,
+    is_behind_license,
     view_of,
     with_gate,
     with_word,
@@ -78,7 +78,7 @@ def open_gate(gateway: JobGateway, job: ManagedJob, change: JobChange = _NOTHING
         change = in_own_place(job, change if comment is None else replace(change, admin_comment=comment))
         comment = None
     lifts = job.gated and job.held and not job.held_by_others
-    if is_behind_licence(job):
+    if is_behind_license(job):
         told = change.admin_comment if comment is None else comment
         change = replace(change, licenses=without_gate(job.licenses), admin_comment=told)
     if lifts and change != _NOTHING and (gate_word(job) == OPEN or job.reason == REQUEUED_HELD):
@@ -96,7 +96,7 @@ def close_gate(gateway: JobGateway, job: ManagedJob, change: JobChange = _NOTHIN
 
     A running job cannot be held: with Muri's own hold as its gate, a later hold is not Muri's.
     """
-    if job.gate == "licence":
+    if job.gate == "license":
         gateway.modify(job.job_id, replace(change, licenses=with_gate(job.licenses)))
         return
     # A hold of a user or administrator must not look like Muri's; once it is released, Slurm decides about the job.
@@ -160,18 +160,18 @@ def _requeue(gateway: JobGateway, job_id: int, *, held: bool) -> None:
     (gateway.requeue_hold if held else gateway.requeue)(job_id)
 
 
-def move_to_licence(gateway: JobGateway, job: ManagedJob) -> None:
+def move_to_license(gateway: JobGateway, job: ManagedJob) -> None:
     """Put a job that Muri holds behind the license instead.
 
     The hold goes before the word changes: a controller that dies in between leaves a job that is still Muri's to start.
     """
-    if not is_behind_licence(job):
+    if not is_behind_license(job):
         # Jobs of the oldest versions have no word; beside the license only the word says that the hold is Muri's.
         comment = with_word(job.admin_comment, "hold")
         gateway.modify(job.job_id, JobChange(licenses=with_gate(job.licenses), admin_comment=comment))
     if job.held and not job.held_by_others:
         gateway.release(job.job_id)
-    gateway.modify(job.job_id, JobChange(admin_comment=with_word(job.admin_comment, "licence")))
+    gateway.modify(job.job_id, JobChange(admin_comment=with_word(job.admin_comment, tags.LICENSE_GATE)))
 
 
 def _comment(job: ManagedJob, change: JobChange) -> str:
@@ -306,7 +306,7 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
 
     def waits_for_nothing(job: ManagedJob) -> bool:
         # Slurm changes nothing in a job that no nodes could ever hold.
-        is_free = lease_is_over and is_behind_licence(job) and not job.held
+        is_free = lease_is_over and is_behind_license(job) and not job.held
         return is_free and (job.given is None or _started(job, read))
 
     def without_retry(job: ManagedJob) -> None:

@@ -28,7 +28,7 @@ SUBMISSION: Final = "submission"
 
 _SHOWN: Final[Mapping[str, str]] = {
     "nodes": NODES, "node": NODES, "reservation": RESERVATIONS, "partition": "partitions", "config": "configuration",
-    "license": "licences",
+    "license": "licenses",
 }  # fmt: skip
 
 _OF_COMMAND: Final[Mapping[str, str]] = {

@@ -12,10 +12,10 @@
 
 local M = {}
 
--- What keeps a job. "licence": it asks for the license below, which a reservation of the controller's withholds; when
+-- What keeps a job. "license": it asks for the license below, which a reservation of the controller's withholds; when
 -- the controller stops, the reservation ends and Slurm starts the job by itself. "hold": Muri holds it, for sites
 -- that cannot add `Licenses=muri_gate:1000000` to slurm.conf; there `muri drain` must release the jobs.
-M.gate = "licence"
+M.gate = "license"
 
 -- Where the controller learns that a job has come: it makes this file, which only slurmctld may write, on a local file
 -- system. It sees that the file was written, and reads nothing of it. nil: the controller's timer finds the job.
@@ -23,6 +23,7 @@ M.notice = "/run/muri/notice"
 
 local GATE = "muri_gate" -- the license and the reservation
 local GATE_TAG = "muri-gate:"
+local OLD_WORD = "licence" -- of the license in that tag, as Muri 0.2 spells it, which nodes may still run
 local TAG = "muri:"
 local USER_HOLD = "muri-hold:user"
 local SCRIPT_TAG = "muri-script:" -- without a model name, the script's text tells models apart
@@ -397,8 +398,8 @@ end
 
 -- The tag comes before the gate in each of these: if setting it failed afterwards, nothing would start the job.
 
-local function keep_by_licence(job_desc, mark)
-  job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens_of(job_desc, mark, "licence"))
+local function keep_by_license(job_desc, mark)
+  job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens_of(job_desc, mark, OLD_WORD))
   local licenses = job_desc.licenses or ""
   job_desc.licenses = M.one_gate(licenses .. (licenses == "" and "" or ",") .. GATE .. ":1")
   if job_desc.priority == 0 then
@@ -467,8 +468,8 @@ local function submit(job_desc)
     slurm.log_user("muri: submitted as an ordinary job: %s", reason)
     return "ordinary"
   end
-  local gate = M.gate == "hold" and "hold" or lease_runs() and "licence" or "open"
-  local keep = { hold = keep_by_hold, licence = keep_by_licence, open = keep_not }
+  local gate = M.gate == "hold" and "hold" or lease_runs() and "license" or "open"
+  local keep = { hold = keep_by_hold, license = keep_by_license, open = keep_not }
   slurm.log_user("%s", keep[gate](job_desc, mark))
   return gate
 end
@@ -485,13 +486,13 @@ local function guarded(act, job_desc, uid)
   return "failed"
 end
 
--- Tag a job marked with --muri and keep it until Muri starts it. Returns "licence" or "hold" (what keeps it), "open"
+-- Tag a job marked with --muri and keep it until Muri starts it. Returns "license" or "hold" (what keeps it), "open"
 -- (tagged, but nothing keeps it), "ordinary" (marked, but Muri does not take it), "unmarked", "failed" (logged; the job
 -- is submitted unchanged), or "refused" (the option has a mistake and its user was told: do not submit the job).
 function M.submit(job_desc, submit_uid)
   guarded(limit_gate, job_desc, submit_uid)
   local result = guarded(submit, job_desc, submit_uid)
-  if result == "licence" or result == "hold" then
+  if result == "license" or result == "hold" then
     pcall(give_notice)
   end
   return result

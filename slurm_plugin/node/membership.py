@@ -125,7 +125,7 @@ def _requeue_to_gate(record: JobRecord) -> None:
     sends it back again.
     """
     gate = tags.token(record.admin_comment, tags.GATE_PREFIX)
-    requeue(record.name, held=gate != tags.LICENCE_GATE)
+    requeue(record.name, held=gate != tags.LICENSE_GATE)
 
 
 def mark_stopped(job_id: int, run: int) -> None:

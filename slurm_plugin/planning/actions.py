@@ -156,7 +156,7 @@ class ExtendPilot:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveToLicence:
+class MoveToLicense:
     """Put a job that Muri holds behind the license instead of the hold."""
 
     job_id: int
@@ -268,7 +268,7 @@ Action = (
     | Preempt
     | KeepGate
     | ExtendPilot
-    | MoveToLicence
+    | MoveToLicense
     | ReturnToQueue
     | AskForMore
     | Regroup

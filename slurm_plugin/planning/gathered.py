@@ -47,7 +47,7 @@ def domain_of(job: Job) -> str:
         "account": job.account,
         "QOS": job.qos,
         "reservation": job.reservation,
-        "licences": without_gate(job.licenses),
+        "licenses": without_gate(job.licenses),
         "constraint": job.features,
         "excluded nodes": job.excluded_nodes,
         "GPUs": job.gpu_request,

@@ -15,7 +15,7 @@ from muri.slurm_plugin.planning.actions import (
     DryRunFailed,
     ExtendPilot,
     KeepGate,
-    MoveToLicence,
+    MoveToLicense,
     Preempt,
     Regroup,
     ResetRequest,
@@ -38,7 +38,7 @@ from muri.slurm_plugin.records.roles import (
     Role,
     View,
     gate_word,
-    is_behind_licence,
+    is_behind_license,
     is_lifted,
     lease_end_s,
 )
@@ -295,7 +295,7 @@ def resets(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[Re
                 yield ResetRequest(job.job_id, "the CPUs and memory that it was given are not free")
 
 
-def gates(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[KeepGate | MoveToLicence]:
+def gates(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[KeepGate | MoveToLicense]:
     """Say how the gates of running jobs stand, and move jobs from Muri's hold to the license where Slurm has it."""
     for job in view.having(Role.RELEASED):
         # Muri's hold is lifted, by its user or an older Muri: a later requeue or hold is not Muri's.
@@ -306,14 +306,14 @@ def gates(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[Kee
         if is_lifted(job) and job.job_id not in settled:
             yield KeepGate(job.job_id)
     # A lease of an earlier configuration runs on for a while, but is not extended.
-    if config.gate != "licence" or not lease_end_s(view.snapshot):
+    if config.gate != "license" or not lease_end_s(view.snapshot):
         return
     for job in view.having(Role.MEMBER):
-        if job.state is JobState.RUNNING and not is_behind_licence(job) and job.gate == "licence":
+        if job.state is JobState.RUNNING and not is_behind_license(job) and job.gate == "license":
             yield KeepGate(job.job_id)
     for job in view.having(Role.CANDIDATE):
         if job.gate == "hold" and job.job_id not in settled:
-            yield MoveToLicence(job.job_id)
+            yield MoveToLicense(job.job_id)
 
 
 def after_out_of_memory(

@@ -93,7 +93,7 @@ def plan_job(known: KnownJob, partition: str, cycle: Gathered, limits: GroupLimi
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
         sensitivity=known.sensitivity or (None if profile is None else known.derived),
-        gpu_utilization=None if profile is None else profile.detail.gpu_utilisation,
+        gpu_utilization=None if profile is None else profile.detail.gpu_utilization,
         gpu_mem_request_gib=memory.gpu_mem_gib.get(job.job_id),
         domain=known.domain,
         largest_group=largest,

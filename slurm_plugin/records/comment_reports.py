@@ -40,7 +40,7 @@ _CLOCK_TOLERANCE_S: Final = 5.0
 """slurmctld's times are whole seconds, and the time now is another machine's."""
 
 _DISPENSABLE: Final = (
-    "stage_p95_s", "stage_cv", "iteration_p95_s", "iteration_cv", "busy_s", "cpu_cores", "gpu_utilisation",
+    "stage_p95_s", "stage_cv", "iteration_p95_s", "iteration_cv", "busy_s", "cpu_cores", "gpu_utilization",
     "warmup_iterations", "host_mem_gib", "gradient_mib", "dangers", "confidence",
 )  # fmt: skip
 """Details in the order in which they are left out when the comment would be too long."""
@@ -263,7 +263,7 @@ def node_use(report: Mapping[str, Any] | None) -> NodeUse | None:
         node = NodeUse(cores, count, mem_gib, disk, network, gpus)
     except (KeyError, TypeError, ValueError):
         return None
-    possible = all(_can_be_used(gpu) and (gpu.utilisation or 0) <= 1 for gpu in gpus.values())
+    possible = all(_can_be_used(gpu) and (gpu.utilization or 0) <= 1 for gpu in gpus.values())
     return node if possible and _can_be_used(node) else None
 
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from muri.slurm_plugin.records.cluster import RecordError, record_of
-from muri.slurm_plugin.renamed import OLD_PILOT, OLD_TAGS
+from muri.slurm_plugin.renamed import OLD_GATE, OLD_PILOT, OLD_TAGS
 from muri.text import json_of, printable
 
 REQUEST_PREFIX: Final = "muri:"
@@ -50,7 +50,7 @@ USER_HOLD: Final = "muri-hold:user"
 GATE_PREFIX: Final = "muri-gate:"
 """In a job's AdminComment: how its gate stands, see `muri.slurm_plugin.records.roles`."""
 
-LICENCE_GATE: Final = "licence"
+LICENSE_GATE: Final = OLD_GATE
 """The word of a job that a license keeps waiting; others are held."""
 
 PROFILE_PREFIX: Final = "muri-profile:"

@@ -59,14 +59,14 @@ def folded(names: AbstractSet[str]) -> str:
 
 
 def name_count(host_list: str) -> int:
-    """Return how many names a folded host list stands for at most, without unfolding it; a ValueError if it is none."""
+    """Return how many names a folded host list stands for at most, without unfolding it; else a ValueError."""
     return sum(map(_count, _ITEM.findall(host_list)))
 
 
 def _count(item: str) -> int:
     found = _BRACKETS.findall(item)
     if not len(found) == item.count("[") == item.count("]") or len(found) > _MOST_BRACKETS:
-        raise HostListError(f"{item[:80]!r} has brackets that are no pair, or too many")
+        raise HostListError(f"{item[:80]!r} has unpaired brackets, or too many")
     return math.prod(_size(digits, ranges) for digits, ranges in found)
 
 
@@ -74,7 +74,7 @@ def _size(digits: str, ranges: str) -> int:
     """Return how many names brackets stand for at most, with the digits before them; at least 1 for each range."""
     spans = [_RANGE.fullmatch(part) for part in ranges.split(",")]
     if None in spans or len(digits) > _MOST_DIGITS:
-        raise HostListError(f"{ranges[:80]!r} are no ranges of numbers")
+        raise HostListError(f"{ranges[:80]!r} must be ranges of numbers")
     texts = [(digits + span[1], digits + (span[2] or span[1])) for span in spans if span]
     if digits:  # ClusterShell joins them to the bounds: it reads n9[9,10] as n99 to n910
         numbers = [int(text) for each in texts for text in each]

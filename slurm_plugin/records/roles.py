@@ -24,7 +24,7 @@ from muri.slurm_plugin.records.comment_reports import JobReports, read_reports
 GATE_LICENSE: Final = "muri_gate"
 """Name of the license, and of the reservation that withholds it."""
 
-Gate = Literal["licence", "hold"]
+Gate = Literal["license", "hold"]
 """The kind of gate that a job was submitted with."""
 
 OPEN: Final = "open"
@@ -52,7 +52,7 @@ def with_gate(licenses: str) -> str:
     return ",".join(filter(None, (without_gate(licenses), f"{GATE_LICENSE}:1")))
 
 
-def is_behind_licence(job: Job) -> bool:
+def is_behind_license(job: Job) -> bool:
     """Whether a job asks for Muri's license."""
     return GATE_LICENSE in job.licenses and any(_name(each) == GATE_LICENSE for each in _each(job.licenses))
 
@@ -66,7 +66,7 @@ def is_behind_own_hold(job: Job) -> bool:
     if job.state is not JobState.PENDING or not job.held or tags.USER_HOLD in job.admin_comment.split():
         return False
     word = gate_word(job)
-    if word is None and is_behind_licence(job):
+    if word is None and is_behind_license(job):
         return False  # its comment was damaged: the license is its gate, and the hold is not Muri's
     if word == OPEN or (word == "hold" and job.reason == REQUEUED_HELD):
         return job.reason == REQUEUED_HELD and tags.is_member(job.admin_comment)
@@ -217,7 +217,7 @@ def _read(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
     role = Role.PILOT if pilot_tag else Role.DRY_RUN if dry_run is not None else Role.OTHER
     if role is Role.OTHER and request is not None:
         role = _role_of(job, gated=gate["gated"], held_by_others=gate["held_by_others"])
-    elif role is Role.OTHER and gate["gated"] and job.gpu_count and is_behind_licence(job) and not job.held:
+    elif role is Role.OTHER and gate["gated"] and job.gpu_count and is_behind_license(job) and not job.held:
         role = Role.NOT_OURS  # its AdminComment was changed: only Muri would open its gate
     served = not partitions or job.partition in partitions
     if role is Role.CANDIDATE and (not served or GPU_COUNT.fault(job.gpu_count)):
@@ -253,8 +253,8 @@ def _record_of(job: Job) -> dict[str, Any]:
 def _gate_fields(job: Job) -> dict[str, Any]:
     """Return the fields of `ManagedJob` about its gate."""
     own_hold = is_behind_own_hold(job)
-    gated = job.state is JobState.PENDING and (own_hold or is_behind_licence(job))
-    gate: Gate = "licence" if gate_word(job) == tags.LICENCE_GATE else "hold"
+    gated = job.state is JobState.PENDING and (own_hold or is_behind_license(job))
+    gate: Gate = "license" if gate_word(job) == tags.LICENSE_GATE else "hold"
     return {"gate": gate, "gated": gated, "held_by_others": job.held and not own_hold}
 
 

@@ -342,7 +342,7 @@ def _check_promises(plan, jobs, min_speed):
 
 
 def _check_running(request, plan, placed, *, preemption):
-    """What is kept runs as before, what cannot be stopped is kept or joined, and only what runs is stopped."""
+    """Kept units run as before, units that cannot be stopped are kept or joined, only running ones are stopped."""
     units = {frozenset(job.job_id for job in unit.members): unit for unit in request.running}
     stays = set()
     for item in placed:

@@ -17,7 +17,7 @@ class NVMLError(Exception):
 @dataclass
 class Device:
     uuid: str
-    utilisation: int = 50
+    utilization: int = 50
     used_mib: int = 1024
     processes: dict = field(default_factory=dict)
     minor: int = 0
@@ -71,7 +71,7 @@ class FakeNvml:
         return device.uuid.encode()
 
     def nvmlDeviceGetUtilizationRates(self, device):
-        return device.answer("utilisation", SimpleNamespace(gpu=device.utilisation, memory=0))
+        return device.answer("utilization", SimpleNamespace(gpu=device.utilization, memory=0))
 
     def nvmlDeviceGetMemoryInfo(self, device):
         return device.answer("memory", SimpleNamespace(used=device.used_mib * MIB))

@@ -48,7 +48,7 @@ details = st.builds(
     busy_s=_per_stage,
     iteration_p95_s=st.none() | _seconds,
     host_mem_gib=st.none() | _seconds,
-    gpu_utilisation=_share,
+    gpu_utilization=_share,
     confidence=_share,
     warmup_iterations=st.none() | st.integers(0, 1000),
 )

@@ -11,9 +11,9 @@ from muri.profiler.records import OneGpu
 @pytest.fixture
 def gpus():
     return (
-        Device("GPU-aaaa1111", utilisation=20, used_mib=1024, processes={10: 512 * MIB, 99: 256 * MIB}),
-        Device("GPU-aaaa2222", utilisation=80, used_mib=3072, processes={11: 1024 * MIB}),
-        Device("GPU-bbbb3333", utilisation=50),
+        Device("GPU-aaaa1111", utilization=20, used_mib=1024, processes={10: 512 * MIB, 99: 256 * MIB}),
+        Device("GPU-aaaa2222", utilization=80, used_mib=3072, processes={11: 1024 * MIB}),
+        Device("GPU-bbbb3333", utilization=50),
     )
 
 
@@ -27,7 +27,7 @@ def test_reads_all_gpus_and_only_the_jobs_memory(gpus):
 
 
 @pytest.mark.parametrize(
-    ("visible", "utilisation"),
+    ("visible", "utilization"),
     [
         ("1", 0.8),
         ("2,0", 0.35),
@@ -37,8 +37,8 @@ def test_reads_all_gpus_and_only_the_jobs_memory(gpus):
         ("0,GPU-aaaa,1", 0.2),  # ambiguous
     ],
 )
-def test_only_visible_gpus_count(gpus, visible, utilisation):
-    assert reader(gpus, visible).read(frozenset())[0] == pytest.approx(utilisation)
+def test_only_visible_gpus_count(gpus, visible, utilization):
+    assert reader(gpus, visible).read(frozenset())[0] == pytest.approx(utilization)
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "9", "NoDevFiles", "MIG-unknown"])
@@ -48,7 +48,7 @@ def test_no_visible_gpu_is_said(gpus, visible):
 
 
 def test_a_mig_instance_says_what_it_does_not_support():
-    refused = dict.fromkeys(("utilisation",), FakeNvml.NVML_ERROR_NOT_SUPPORTED)
+    refused = dict.fromkeys(("utilization",), FakeNvml.NVML_ERROR_NOT_SUPPORTED)
     instance = Device("MIG-5", used_mib=2048, processes={10: 1024 * MIB}, refuses=refused)
     found = reader([Device("GPU-a")], "MIG-5", mig={"MIG-5": instance})
     assert found.read(frozenset({10})) == (None, 1.0)
@@ -57,7 +57,7 @@ def test_a_mig_instance_says_what_it_does_not_support():
 
 
 def test_what_is_refused_for_good_is_not_asked_again(gpus):
-    gpus[0].refuses["utilisation"] = FakeNvml.NVML_ERROR_NO_PERMISSION
+    gpus[0].refuses["utilization"] = FakeNvml.NVML_ERROR_NO_PERMISSION
     found = reader(gpus)
     assert found.read(frozenset())[0] is None
     gpus[0].refuses.clear()

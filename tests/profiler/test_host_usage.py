@@ -169,9 +169,9 @@ def test_a_failing_reader_ends_sampling_and_is_logged(monkeypatch, caplog):
 
 
 def test_means_weigh_by_time_and_leave_out_what_was_not_read():
-    usage = Usage((Sample(1.0, 1.0, cpu_cores=1.0), Sample(4.0, 3.0, cpu_cores=2.0, gpu_utilisation=0.5)))
+    usage = Usage((Sample(1.0, 1.0, cpu_cores=1.0), Sample(4.0, 3.0, cpu_cores=2.0, gpu_utilization=0.5)))
     assert usage.mean("cpu_cores") == pytest.approx(1.75)
-    assert usage.mean("gpu_utilisation") == 0.5
+    assert usage.mean("gpu_utilization") == 0.5
     assert usage.mean("host_mem_gib") is None
     assert usage.peak("cpu_cores") == 2.0
     assert usage.since(1.0).mean("cpu_cores") == 2.0

@@ -11,6 +11,8 @@ from profile_builders import A, B, C, make_profile, pair, profile
 from muri.profiler.dryrun.messages import StampReader
 from muri.profiler.errors import FitError
 from muri.profiler.interference import (
+    LEARNED,
+    Interference,
     LinearFit,
     Point,
     busy_shares,
@@ -113,6 +115,10 @@ def test_a_pair_is_kept_and_found_from_both_sides(tmp_path):
         assert find(known, A, C) is None
         put(store, pair(A, B, 1.9, 1.1))
         assert [item.a.ratio for item in known_pairs(store)] == [1.9]  # the same pair, newer
+
+
+def test_a_pair_that_0_2_learned_is_still_a_learned_one():
+    assert Interference.from_dict({**asdict(pair(A, B, 1.9, 1.1)), "source": "learnt"}).source == LEARNED
 
 
 def test_stamps_are_read_as_they_are_written(tmp_path):

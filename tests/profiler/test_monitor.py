@@ -93,26 +93,26 @@ def test_a_name_that_another_process_takes_over_begins_anew(machine):
 
 
 def test_gpus_are_shared_out_by_process_and_counted_in_whole(machine):
-    first = Device("GPU-a", utilisation=80, used_mib=3072, minor=2, processes={SCRIPT: 1 << 30, 4: 1 << 30},
+    first = Device("GPU-a", utilization=80, used_mib=3072, minor=2, processes={SCRIPT: 1 << 30, 4: 1 << 30},
                    samples=[(5, SCRIPT, 30), (6, SCRIPT, 50), (6, 4, 20)])  # fmt: skip
-    second = Device("GPU-b", utilisation=10, used_mib=1024, minor=3, processes={IDLE: 1 << 29})
+    second = Device("GPU-b", utilization=10, used_mib=1024, minor=3, processes={IDLE: 1 << 29})
     library = FakeNvml(first, second)
     monitor = Monitor(library)
     monitor.look(JOBS)
     machine.now_s += EVERY_S
     first.samples.append((9, SCRIPT, 90))
     use = monitor.look(JOBS)
-    assert {number: (gpu.utilisation, gpu.mem_gib) for number, gpu in use.node.gpus.items()} == {
+    assert {number: (gpu.utilization, gpu.mem_gib) for number, gpu in use.node.gpus.items()} == {
         2: (0.8, 3.0), 3: (0.1, 1.0)}  # fmt: skip
     assert (use.jobs["1"].gpu_mem_gib, use.jobs["2"].gpu_mem_gib) == (1.0, 0.5)
-    assert use.jobs["1"].gpu_utilisation == pytest.approx(0.9)  # samples that were read do not count again
-    assert use.jobs["2"].gpu_utilisation == 0.0
+    assert use.jobs["1"].gpu_utilization == pytest.approx(0.9)  # samples that were read do not count again
+    assert use.jobs["2"].gpu_utilization == 0.0
     monitor.close()
     assert library.open == 0
 
 
 def test_what_cannot_be_read_is_none_and_the_rest_goes_on(machine):
-    refuses = {"samples": FakeNvml.NVML_ERROR_NOT_SUPPORTED, "utilisation": FakeNvml.NVML_ERROR_NOT_SUPPORTED}
+    refuses = {"samples": FakeNvml.NVML_ERROR_NOT_SUPPORTED, "utilization": FakeNvml.NVML_ERROR_NOT_SUPPORTED}
     monitor = Monitor(FakeNvml(Device("GPU-a", refuses=refuses, processes={SCRIPT: 1 << 30})))
     without = Monitor(FakeNvml())
     assert list(without.notes) == ["the NVIDIA driver finds no GPU on this node"]
@@ -120,8 +120,8 @@ def test_what_cannot_be_read_is_none_and_the_rest_goes_on(machine):
     without.look(JOBS)
     machine.now_s += EVERY_S
     use = monitor.look(JOBS)
-    assert (use.node.gpus[0].utilisation, use.node.gpus[0].mem_gib) == (None, 1.0)
-    assert (use.jobs["1"].gpu_utilisation, use.jobs["1"].gpu_mem_gib) == (None, 1.0)
+    assert (use.node.gpus[0].utilization, use.node.gpus[0].mem_gib) == (None, 1.0)
+    assert (use.jobs["1"].gpu_utilization, use.jobs["1"].gpu_mem_gib) == (None, 1.0)
     use = without.look(JOBS)
     assert use.jobs["1"].gpu_mem_gib is None
     assert use.to_dict()["node"]["gpus"] == {}

@@ -9,11 +9,17 @@ from profile_builders import make_profile, profiles
 
 from muri.profiler.errors import ExchangeError
 from muri.profiler.exchange import from_json, to_dict, to_json
+from muri.profiler.records import ProfileDetail
 
 
 @given(st.lists(profiles, max_size=5, unique_by=lambda profile: profile.key))
 def test_round_trip(exported):
     assert from_json(to_json(exported), "x.json") == tuple(exported)
+
+
+def test_details_are_read_under_the_names_of_0_2():
+    (read,) = from_json(document(detail={"gpu_utilisation": 0.25}), "x.json")[1:]
+    assert read.detail == ProfileDetail.from_dict({"gpu_utilisation": 0.25}) == ProfileDetail(gpu_utilization=0.25)
 
 
 def document(**changes):

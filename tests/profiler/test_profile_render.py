@@ -12,7 +12,7 @@ from muri.profiler.store import Author, ProfileStore
 
 DETAIL = ProfileDetail(
     stage_p95_s=(0.14, 0.06, 0.31, 0.002), stage_cv=(0.1, 0.1, 0.01, 0.3), busy_s=(0.24, 0.05, 0.3, 0.05),
-    iteration_p95_s=0.5, iteration_cv=0.02, host_mem_gib=2.1, cpu_cores=2.3, gpu_utilisation=0.63, gradient_mib=44.6,
+    iteration_p95_s=0.5, iteration_cv=0.02, host_mem_gib=2.1, cpu_cores=2.3, gpu_utilization=0.63, gradient_mib=44.6,
     confidence=0.93, warmup_iterations=10, dangers=("children", "compile"),
 )  # fmt: skip
 

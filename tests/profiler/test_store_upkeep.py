@@ -174,7 +174,7 @@ def on_nfs(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_network_file_system_gets_a_rollback_journal_and_full_synchronisation(on_nfs):
+def test_a_network_file_system_gets_a_rollback_journal_and_full_synchronization(on_nfs):
     path = on_nfs / "state" / "profiles.db"
     with ProfileStore(path) as store:
         assert journal_in_force(store) == ("delete", 2)

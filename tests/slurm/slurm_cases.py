@@ -19,7 +19,7 @@ class World(Protocol):
 
     def submit(self, *, gpus: int = 0, node: str = "", hold: bool = False, begin_in_s: int = 0, requeue: bool = True,
                cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
-               licence: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
+               licenses: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
         """Submit a job of alice's that sleeps so long, or an array of so many tasks with a throttle."""
 
     def job(self, job_id: int) -> Job:
@@ -178,7 +178,7 @@ def a_cancelled_job_stays_cancelled(world: World) -> None:
     assert world.job(waiting).end_s > 0
 
 
-def of_a_running_job_only_words_limits_and_licences_change(world: World) -> None:
+def of_a_running_job_only_words_limits_and_licenses_change(world: World) -> None:
     job_id = _running(world, minutes=10)
     _refused(world, "modify", job_id, JobChange(cpu_count=2, cpus_per_task=2))
     world.call("modify", job_id, JobChange(admin_comment="theirs muri:on", name="muri:8+12", time_limit_s=1200))
@@ -263,7 +263,7 @@ def a_job_goes_to_the_fullest_node_that_has_room(world: World) -> None:
     assert world.job(second).nodes == "n3"
 
 
-def a_job_leaves_neighbouring_nodes_together(world: World) -> None:
+def a_job_leaves_neighboring_nodes_together(world: World) -> None:
     _running(world, gpus=2, node="n3")
     second = _running(world, gpus=1)
     assert world.job(second).nodes == "n4"
@@ -309,7 +309,7 @@ def tasks_get_records_of_their_own_before_they_start(world: World) -> None:
 
 def a_task_that_cannot_start_stops_those_behind_it(world: World) -> None:
     world.call("extend_lease_by", 300)
-    record = world.submit(tasks=3, licence="muri_gate:1")
+    record = world.submit(tasks=3, licenses="muri_gate:1")
     world.split_first(record, 2)
     second = record + 2
     world.call("modify", second, JobChange(licenses=""))
@@ -326,20 +326,20 @@ def a_task_that_cannot_start_stops_those_behind_it(world: World) -> None:
 
 def a_nice_value_is_given_and_taken_back(world: World) -> None:
     world.call("extend_lease_by", 300)
-    job_id = world.submit(licence="muri_gate:1")
+    job_id = world.submit(licenses="muri_gate:1")
     own = world.job(job_id).priority
     for nice in (7, 0):
         world.call("modify", job_id, JobChange(nice=nice))
         assert (world.job(job_id).nice, world.job(job_id).priority) == (nice, max(1, own - nice))
 
 
-def a_waiting_job_behind_the_licence_starts_when_the_lease_ends(world: World) -> None:
+def a_waiting_job_behind_the_license_starts_when_the_lease_ends(world: World) -> None:
     world.call("extend_lease_by", 300)
-    job_id = world.submit(licence="muri_gate:1")
+    job_id = world.submit(licenses="muri_gate:1")
     assert not _waiting(world, job_id, "Licenses").held
     world.call("modify", job_id, JobChange(licenses=""))
     world.wait(job_id, JobState.RUNNING)
-    other = world.submit(licence="muri_gate:1")
+    other = world.submit(licenses="muri_gate:1")
     _waiting(world, other, "Licenses")
     world.call("end_lease")
     world.wait(other, JobState.RUNNING)

@@ -99,7 +99,7 @@ def test_four_tasks_share_one_gpu_and_stay_tasks_of_their_array(muri: MuriCluste
 
 
 @pytest.mark.thorough
-def test_a_throttle_is_honoured_and_the_rest_follows(muri: MuriCluster) -> None:
+def test_a_throttle_is_honored_and_the_rest_follows(muri: MuriCluster) -> None:
     with muri.training():
         array = submit(muri, "0-3%2")
         muri.cycle()

@@ -338,8 +338,8 @@ for number in range(40):
 def test_whatever_a_user_does_with_own_jobs_costs_others_nothing(site: SiteCluster) -> None:
     driver, middle = site.driver, ("-p", "middle")
     with site.controller():
-        licences = ("matlab:1|muri_gate:1", ",muri_gate:1")
-        several = [driver.submit("--gres=gpu:1", f"--licenses={text}", "--wrap=true") for text in licences]
+        licenses = ("matlab:1|muri_gate:1", ",muri_gate:1")
+        several = [driver.submit("--gres=gpu:1", f"--licenses={text}", "--wrap=true") for text in licenses]
         for _ in range(2):
             site.submit("load", *middle, "--array=0-5", "--requeue")
         site.pair(*middle)

@@ -149,7 +149,7 @@ _CYCLES = """
 import json, sys
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
 
-config = read_config(None).model_copy(update={"gateway": sys.argv[1], "gate": "licence", "partitions": ()})
+config = read_config(None).model_copy(update={"gateway": sys.argv[1], "gate": "license", "partitions": ()})
 with open_controller(config) as controller:
     print(json.dumps([dict(controller.cycle().slurm_calls) for _ in range(int(sys.argv[2]))]))
 """

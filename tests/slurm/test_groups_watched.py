@@ -116,7 +116,7 @@ def watch(muri: MuriCluster, jobs: list[int], pilot: int) -> None:
     muri.driver.wait_until(told, "measured speeds and what the members use in the queue")
     use = muri.queue()[jobs[0]]["use"]
     assert use["mem_gib"] > 0
-    assert (use["gpu_utilisation"], use["gpu_mem_gib"]) == (None, None)  # the sandbox's GPUs are stand-ins
+    assert (use["gpu_utilization"], use["gpu_mem_gib"]) == (None, None)  # the sandbox's GPUs are stand-ins
     top = ("srun", "--overlap", f"--jobid={pilot}", "muri", "top")
     groups = json.loads(muri.driver.run(*top, "--json", user="alice").stdout)
     # A pilot job of another test that was killed less than ten seconds ago may still be shown.

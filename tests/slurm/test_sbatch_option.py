@@ -102,7 +102,7 @@ def test_help_teaches_the_option(cluster: Cluster) -> None:
         assert "model=NAME" in text
 
 
-def test_a_gpu_batch_job_is_tagged_and_waits_for_the_licence(cluster: Cluster) -> None:
+def test_a_gpu_batch_job_is_tagged_and_waits_for_the_license(cluster: Cluster) -> None:
     options = "model=resnet18,alone,checkpoint=yes,duration=1-00:30,batch-size=64"
     job = cluster.submit(f"--muri={options}", GPU)
     assert cluster.comment(job) == "muri:model=resnet18,batch-size=64,duration=88200,checkpoint=1,alone=1"

@@ -5,7 +5,7 @@ import json
 import pytest
 from muri_cluster import MuriCluster
 
-from muri.profiler.interference import LEARNT
+from muri.profiler.interference import LEARNED
 from muri.profiler.records import ProfileKey, StageProfile
 
 TRAIN_PY = """\
@@ -108,7 +108,7 @@ def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, 
     muri.configure(policy="sjf-bsbf", grouping=grouping, tuning={"drift_limit": 0})
     muri.know(profile("load", 8, 1e-4, 0.3, 1.0), profile("propagate", 8, 1e-4, 0.9, 1.0))
 
-    def learnt():
+    def learned():
         """Return the known speeds of the pair; under `auto` a group may take turns at first."""
         pairs = json.loads(muri.pairs("--json"))["pairs"]
         return [pair for pair in pairs if pair["turns"] == turns and pair["rounds"] >= 3]
@@ -120,14 +120,14 @@ def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, 
     muri.cycle()
     assert muri.queue()[second]["partners"] == [first]
     with muri.controller():
-        muri.driver.wait_until(learnt, "a pair that is learned")
+        muri.driver.wait_until(learned, "a pair that is learned")
     muri.driver.run("scancel", str(second), user="alice")
     muri.driver.wait_state(second, "CANCELLED")
-    (pair,) = learnt()
+    (pair,) = learned()
     assert [pair[side]["key"]["model"] for side in "ab"] == ["load", "propagate"]
-    assert pair["source"] == LEARNT
+    assert pair["source"] == LEARNED
     assert min(pair[side]["ratio"] for side in "ab") > 2
-    assert f"{LEARNT}, turns" in muri.pairs() or not turns
+    assert f"{LEARNED}, turns" in muri.pairs() or not turns
 
     third = muri.submit("propagate", iterations=72_000)
     muri.cycle()

@@ -25,13 +25,13 @@ class RealWorld:
 
     def submit(self, *, gpus: int = 0, node: str = "", hold: bool = False, begin_in_s: int = 0, requeue: bool = True,
                cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
-               licence: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
+               licenses: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
         options = [
             "--output=/dev/null", "--requeue" if requeue else "--no-requeue", f"--cpus-per-task={cpus}",
             *([f"--gres=gpu:{gpus}"] if gpus else []), *([f"--nodelist={node}"] if node else []),
             *(["--hold"] if hold else []), *([f"--begin=now+{begin_in_s}"] if begin_in_s else []),
             *([f"--time={minutes}"] if minutes else []), *([f"--dependency={dependency}"] if dependency else []),
-            *([f"--licenses={licence}"] if licence else []),
+            *([f"--licenses={licenses}"] if licenses else []),
             *([f"--array=1-{tasks}{f'%{at_once}' if at_once else ''}"] if tasks else []),
         ]  # fmt: skip
         return self._driver.submit(*options, f"--wrap=exec sleep {seconds}")
@@ -80,10 +80,10 @@ SLURMS_OWN = {
     slurm_cases.gpus_are_given_out_once,
     slurm_cases.a_small_job_starts_behind_one_that_waits_for_resources,
     slurm_cases.a_job_goes_to_the_fullest_node_that_has_room,
-    slurm_cases.a_job_leaves_neighbouring_nodes_together,
+    slurm_cases.a_job_leaves_neighboring_nodes_together,
     slurm_cases.tasks_of_an_array_leave_the_record_of_those_that_wait,
     slurm_cases.a_task_that_cannot_start_stops_those_behind_it,
-    slurm_cases.a_waiting_job_behind_the_licence_starts_when_the_lease_ends,
+    slurm_cases.a_waiting_job_behind_the_license_starts_when_the_lease_ends,
 }
 #: Slurm 22.05 keeps the GPUs of a waiting job, so that no groups form there, of jobs or of an array's tasks.
 OF_GROUPS = {

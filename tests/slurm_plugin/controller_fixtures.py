@@ -37,7 +37,7 @@ def make_controller(tmp_path: Path, configured: Callable[..., dict[str, Any]]) -
     def make(slurm: FakeSlurm, known: tuple[StageProfile, ...] = FOUR_KINDS, /, **changes: Any) -> Iterator[Controller]:
         # Not this machine's files; and the gate that this Slurm has.
         files = {"state_dir": tmp_path, "status_dir": tmp_path / "status"}
-        gate = "licence" if slurm.gate_license else "hold"
+        gate = "license" if slurm.gate_license else "hold"
         keys = {**files, "gate": gate, **configured(**changes)}
         tuning = keys.pop("tuning", {})
         config = Config(**keys).tuned(**tuning)

@@ -15,7 +15,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, PER_NODE, TYPED, GpuRemoval, Place, TriedForm
-from muri.slurm_plugin.records.roles import GATE_LICENSE, Role, is_behind_licence, read_job, with_gate
+from muri.slurm_plugin.records.roles import GATE_LICENSE, Role, is_behind_license, read_job, with_gate
 
 NOW_S = 1_000_000.0
 CRED_EXPIRE_S = 120.0
@@ -37,9 +37,9 @@ def make_job(job_id: int, **changes: Any) -> Job:
     return replace(job, **changes)
 
 
-def behind_licence(job: Job) -> Job:
+def behind_license(job: Job) -> Job:
     """The same job, behind the license instead of a hold."""
-    comment = tags.with_token(job.admin_comment, tags.GATE_PREFIX, "licence")
+    comment = tags.with_token(job.admin_comment, tags.GATE_PREFIX, tags.LICENSE_GATE)
     licenses = with_gate(job.licenses)
     return replace(job, held=False, reason="Licenses", priority=7517, licenses=licenses, admin_comment=comment)
 
@@ -247,7 +247,7 @@ class FakeSlurm:
             if (
                 job.state is JobState.PENDING
                 and not job.held
-                and not (is_behind_licence(job) and self.lease_end_s > self.now_s)
+                and not (is_behind_license(job) and self.lease_end_s > self.now_s)
                 and job.begin_s <= self.now_s
                 and self._dependency_met(job)
             ):
@@ -284,7 +284,7 @@ def one_gpu() -> list[Node]:
 
 def behind_lease(jobs: Iterable[Job], nodes: list[Node], kind: type[FakeSlurm] = FakeSlurm) -> Any:
     """A Slurm whose license keeps the jobs waiting, as a cycle has left them."""
-    slurm = kind([behind_licence(job) for job in jobs], nodes, gate_license=True)
+    slurm = kind([behind_license(job) for job in jobs], nodes, gate_license=True)
     slurm.extend_lease(NOW_S + 600)
     return slurm
 

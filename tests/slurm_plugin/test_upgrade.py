@@ -78,6 +78,13 @@ def test_old_keys_are_read_and_check_names_the_new_ones(tmp_path):
         assert f"{old}: it is called {OLD_KEYS[old]} now; Muri 0.4 will refuse the old name" in checked(path)
 
 
+def test_the_gate_s_old_word_is_read_and_check_names_the_new_one(tmp_path):
+    path = tmp_path / "muri.yaml"
+    path.write_text("gate: licence\n")
+    assert load_config(path).gate == "license"
+    assert "gate: licence is spelled license now; Muri 0.4 will refuse the old word" in checked(path)
+
+
 def test_a_file_with_every_key_of_0_2_as_shipped_is_the_configuration_of_0_3(tmp_path):
     path = OF_0_2 / "muri.yaml"
     assert load_config(path) == Config(node_python="/usr/lib/muri/python")

@@ -29,7 +29,7 @@ def experiment(**given: Any) -> None:
       muri-lab experiment fig9 --traces traces --jobs 4 --out fig9
       muri-lab experiment my.yaml jobs.csv --json
     """
-    from muri.simulator.metrics import document_of, summarise
+    from muri.simulator.metrics import document_of, summarize
     from muri_lab.experiments.experiment import find_traces, load_experiment, runs_of_experiment
     from muri_lab.experiments.page import Findings, markdown_page, write_experiment
 
@@ -38,7 +38,7 @@ def experiment(**given: Any) -> None:
     found = find_traces(described, given["traces_folder"], given["trace_files"])
     read = read_traces(tuple(found.files.values()), given["trace_format"], skip_bad_rows=given["skip_bad_rows"])
     traces = [replace(trace, name=name) for trace, name in zip(read, found.files, strict=True)]
-    summaries = summarise(carry_out(given, runs_of_experiment(described, traces)))
+    summaries = summarize(carry_out(given, runs_of_experiment(described, traces)))
     findings = Findings.of(described, summaries, found.missing)
     if given["out"] is not None:
         write_experiment(findings, summaries, given["out"])

@@ -41,7 +41,7 @@ class PairPoint(NamedTuple):
 
 def gpu_percent(profile: StageProfile) -> float:
     """Return a model's use of its GPUs alone, by telemetry, else the propagate share of its iteration."""
-    measured = profile.detail.gpu_utilisation
+    measured = profile.detail.gpu_utilization
     share = profile.propagate_s / profile.iteration_s if measured is None and profile.iteration_s else measured or 0.0
     return 100 * min(1.0, share)
 

@@ -102,7 +102,7 @@ class Muri(Discipline):
         selected, leaders = select(ledger, self._cluster, self._options.max_group_size)
         room = _Room(sum(gpus * len(jobs) for gpus, jobs in selected.items()), self._cluster.gpu_count)
         matched = self._options.blossom
-        groups = self._matched(selected, room) if matched else self._neighbours(selected, leaders, room)
+        groups = self._matched(selected, room) if matched else self._neighbors(selected, leaders, room)
         if self._options.unpack_slow_groups:
             groups = most_urgent(ledger, self._cluster, [part for unit in groups for part in self._parts(unit)])
         ledger.queue = np.sort(ledger.queue) if self._queues is not None else ledger.queue
@@ -163,7 +163,7 @@ class Muri(Discipline):
                 mate[first], mate[second] = second, first
         return mate
 
-    def _neighbours(self, selected: Mapping[int, Sequence[int]], leaders: Mapping[int, int], room: _Room) -> list[Unit]:
+    def _neighbors(self, selected: Mapping[int, Sequence[int]], leaders: Mapping[int, int], room: _Room) -> list[Unit]:
         """As many jobs of the queue in a row as a group takes, only while not all units fit."""
         size = self._options.max_group_size
         groups = []

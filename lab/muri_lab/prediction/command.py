@@ -165,7 +165,7 @@ def _features(asked: ModelRequest, specs: Sequence[InputSpec]) -> GraphFeatures:
 
 def _figures(found: "Prediction") -> "dict[str, Estimate]":
     shares = {f"{stage}_share": share for stage, share in zip(STAGES, found.shares, strict=True)}
-    return {"device_utilisation": found.utilisation, **shares, "iteration_s": found.iteration_s}
+    return {"device_utilization": found.utilization, **shares, "iteration_s": found.iteration_s}
 
 
 def _prediction_document(found: "Prediction") -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _prediction_document(found: "Prediction") -> dict[str, Any]:
             "allocated_interval": found.allocated_gib._asdict() if found.allocated_gib else None,
         },
         "features": found.features.to_dict(),
-        "learnt_from": {"profiles": found.profiles, "families": found.families},
+        "learned_from": {"profiles": found.profiles, "families": found.families},
     }
 
 

@@ -21,7 +21,7 @@ METHODS: Final = ("export", "hooks")
 OPERATOR_CLASSES: Final = (
     "convolutions",
     "matmuls",
-    "normalisations",
+    "normalizations",
     "attentions",
     "recurrents",
     "embeddings",
@@ -64,7 +64,7 @@ class GraphFeatures:
     moved_bytes: int = 0  # Size of what these write
     convolutions: int = 0  # Convolutions called in a forward pass; the next seven likewise
     matmuls: int = 0  # Linear layers and matrix products
-    normalisations: int = 0  # of batches, layers, groups and the like
+    normalizations: int = 0  # of batches, layers, groups and the like
     attentions: int = 0  # Scaled dot-product attentions
     recurrents: int = 0  # RNN, LSTM and GRU layers or cells
     embeddings: int = 0  # Look-ups in embeddings

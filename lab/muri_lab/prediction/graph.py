@@ -28,7 +28,7 @@ from muri_lab.prediction.features import GraphFeatures
 _CLASSES: Final = {
     "convolutions": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
     "matmuls": "linear matmul mm bmm addmm baddbmm einsum bilinear addbmm __matmul__ __rmatmul__",
-    "normalisations": "batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm native_layer_norm",
+    "normalizations": "batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm native_layer_norm",
     "attentions": "scaled_dot_product_attention multi_head_attention_forward",
     "recurrents": "rnn_tanh rnn_relu lstm gru rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell",
     "embeddings": "embedding embedding_bag",

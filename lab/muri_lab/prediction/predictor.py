@@ -73,18 +73,18 @@ class Target:
     per_unit: float  # How many of the unit make one: 100 for shares in per cent, 1000 for seconds in milliseconds
     of: Callable[[Example], float]  # The measured value
 
-    def learnt(self, examples: Sequence[Example]) -> Array:
+    def learned(self, examples: Sequence[Example]) -> Array:
         """The measured values on the scale on which they are learned."""
         return np.log1p(self.per_unit * np.array([self.of(item) for item in examples], dtype=np.float64))
 
-    def value(self, learnt: Any) -> Any:
+    def value(self, learned: Any) -> Any:
         """Back from that scale."""
-        return np.maximum(np.expm1(learnt), 0.0) / self.per_unit
+        return np.maximum(np.expm1(learned), 0.0) / self.per_unit
 
 
-def device_utilisation(example: Example) -> float:
+def device_utilization(example: Example) -> float:
     """GPU utilization as telemetry measured it; on a node without GPU the share that propagate owns."""
-    measured = example.profile.detail.gpu_utilisation
+    measured = example.profile.detail.gpu_utilization
     return _share(example, PROPAGATE) if measured is None else measured
 
 
@@ -116,8 +116,8 @@ class Fitted(NamedTuple):
 
     def estimate(self, features: GraphFeatures) -> Estimate:
         """Value and interval in the target's own unit."""
-        learnt = float(self.model.predict(np.array([features.vector()]))[0])
-        ends = (learnt, min(learnt, learnt + self.below), max(learnt, learnt + self.above))
+        learned = float(self.model.predict(np.array([features.vector()]))[0])
+        ends = (learned, min(learned, learned + self.below), max(learned, learned + self.above))
         return Estimate(*(float(self.target.value(end)) for end in ends))
 
 
@@ -148,8 +148,8 @@ def fit_all(examples: tuple[Example, ...]) -> dict[str, Fitted]:
     """Learn every target; the same examples give the same result to the bit, and a process learns them once."""
     fitted: dict[str, Fitted] = {}
     for target in TARGETS:
-        outputs = target.learnt(examples)
-        same = (item for item in fitted.values() if np.array_equal(item.target.learnt(examples), outputs))
+        outputs = target.learned(examples)
+        same = (item for item in fitted.values() if np.array_equal(item.target.learned(examples), outputs))
         twin = next(same, None)  # without a GPU, utilization is the share of propagate
         fitted[target.name] = twin._replace(target=target) if twin else fit(target, examples)
     return fitted
@@ -157,7 +157,7 @@ def fit_all(examples: tuple[Example, ...]) -> dict[str, Fitted]:
 
 def fit(target: Target, examples: Sequence[Example]) -> Fitted:
     """Learn one target; the interval comes from models of families that were held out (cross-conformal)."""
-    inputs, outputs = vectors(examples), target.learnt(examples)
+    inputs, outputs = vectors(examples), target.learned(examples)
     if np.ptp(outputs) == 0:  # nothing to learn, such as synchronize on one GPU
         return Fitted(target, Constant().fit(inputs, outputs), 0.0, 0.0)
     below, above = margins(outputs - held_out(trees, inputs, outputs, folds(examples)))
@@ -202,7 +202,7 @@ class Constant:
         return np.full(len(inputs), self._mean)
 
 
-UTILISATION: Final = Target("device_utilisation", "%", 100.0, device_utilisation)
+UTILIZATION: Final = Target("device_utilization", "%", 100.0, device_utilization)
 
 
 SHARES: Final = tuple(_share_target(index, stage) for index, stage in enumerate(STAGES))
@@ -211,7 +211,7 @@ SHARES: Final = tuple(_share_target(index, stage) for index, stage in enumerate(
 ITERATION: Final = Target("iteration", "ms", 1000.0, lambda example: example.profile.iteration_s)
 
 
-TARGETS: Final = (UTILISATION, *SHARES, ITERATION)
+TARGETS: Final = (UTILIZATION, *SHARES, ITERATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Prediction:
     """Predicted needs of a model."""
 
     features: GraphFeatures
-    utilisation: Estimate  # Of the GPU as telemetry measures it; on nodes without GPU the share of propagate
+    utilization: Estimate  # Of the GPU as telemetry measures it; on nodes without GPU the share of propagate
     shares: tuple[Estimate, ...]  # of the iteration, in the order of `STAGES`; sum at most 1
     iteration_s: Estimate  # Seconds of an iteration
     memory: MemoryEstimate  # Of the device, by formula
@@ -243,7 +243,7 @@ class Prediction:
             gpu_mem_gib=self.memory.allocated_gib if on_gpu else 0.0,
             source="predicted",
             detail=ProfileDetail(
-                gpu_utilisation=self.utilisation.value if on_gpu else None,
+                gpu_utilization=self.utilization.value if on_gpu else None,
                 gradient_mib=self.features.gradient_bytes / MIB,
             ),
         )
@@ -258,12 +258,12 @@ class Prediction:
 def predict(features: GraphFeatures, known: Sequence[Example], optimizer: str = DEFAULT_OPTIMIZER) -> Prediction:
     """Predict from a model's features."""
     fitted = fit_all(tuple(known))
-    shares = _normalised([fitted[target.name].estimate(features) for target in SHARES])
+    shares = _normalized([fitted[target.name].estimate(features) for target in SHARES])
     on_gpu = any(item.profile.key.gpu_type != NO_GPU for item in known)
     memory = estimate_memory(features, optimizer, FRAMEWORK_GIB if on_gpu else 0.0)
     return Prediction(
         features=features,
-        utilisation=_at_most_one(fitted[UTILISATION.name].estimate(features)),
+        utilization=_at_most_one(fitted[UTILIZATION.name].estimate(features)),
         shares=shares,
         iteration_s=fitted[ITERATION.name].estimate(features),
         memory=memory,
@@ -332,7 +332,7 @@ def _at_most_one(estimate: Estimate) -> Estimate:
     return Estimate(*(min(1.0, end) for end in estimate))
 
 
-def _normalised(shares: Sequence[Estimate]) -> tuple[Estimate, ...]:
+def _normalized(shares: Sequence[Estimate]) -> tuple[Estimate, ...]:
     """Shares whose values sum to 1 at most; each is learned by itself and knows nothing of the others."""
     capped = [_at_most_one(share) for share in shares]
     excess = max(1.0, sum(share.value for share in capped))
@@ -344,9 +344,9 @@ def estimate_of(store: ProfileStore, key: ProfileKey) -> ProfileEstimate | None:
     prediction = prediction_of(store, key)
     if prediction is None:
         return None
-    learnt = f"learned from {prediction.profiles} measured profiles of {prediction.families} families of models"
+    learned = f"learned from {prediction.profiles} measured profiles of {prediction.families} families of models"
     return ProfileEstimate(
-        prediction.profile(key), ("predicted from the model's graph", learnt), prediction.interval_s()
+        prediction.profile(key), ("predicted from the model's graph", learned), prediction.interval_s()
     )
 
 

@@ -10,7 +10,7 @@ from muri.simulator.model import GroupSpan, SimulationResult
 
 MAX_POINTS: Final = 1500  # Most points of a curve: more than a screen has columns
 MAX_SPANS: Final = 3000  # Most bars of a timeline; the largest are drawn
-COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A7A7A")
+COLORS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A7A7A")
 """Okabe and Ito's palette for color-blind readers, without yellow and black, which vanish on light or dark."""
 
 GROUP_COLORS: Final = ("#9AA5B1", "#56B4E9", "#009E73", "#D55E00")
@@ -168,7 +168,7 @@ def _over_time(result: SimulationResult, values: Sequence[float]) -> Curve:
 
 def color(index: int) -> str:
     """The color of the index-th policy."""
-    return COLOURS[index % len(COLOURS)]
+    return COLORS[index % len(COLORS)]
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:

@@ -113,10 +113,10 @@ def sweep(**given: Any) -> None:
     The table of --interference has a line for each pair of models, with the columns job_a, job_b, solo_a_iters_per_s,
     solo_b_iters_per_s, speed_a_fraction and speed_b_fraction.
     """
-    from muri.simulator.metrics import document_of, print_tables, summarise
+    from muri.simulator.metrics import document_of, print_tables, summarize
 
     check_how_it_runs(given)
-    summaries = summarise(carry_out(given, _runs_of(given)))
+    summaries = summarize(carry_out(given, _runs_of(given)))
     if given["out"] is not None:
         from muri_lab.report.write import write_report
 

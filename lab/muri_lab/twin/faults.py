@@ -9,7 +9,7 @@ from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError, slurm_error
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Reservation
-from muri.slurm_plugin.records.roles import Role, is_behind_licence, is_lifted, without_gate
+from muri.slurm_plugin.records.roles import Role, is_behind_license, is_lifted, without_gate
 from muri_lab.twin.programs import DryRun, Placeholder, TrainingScript
 from muri_lab.twin.stage import CALM_AFTER_S, Stage
 from muri_lab.twin.story import Fault
@@ -196,7 +196,7 @@ def _releases(stage: Stage, job: Job, fault: Fault) -> None:
 
 def _note_lost_gate(stage: Stage, job: Job) -> None:
     """Note that neither tags nor license tell others' hold on a job from Muri's: its tags were cut off."""
-    if job.job_id in stage.watch.tampered and not is_behind_licence(job):
+    if job.job_id in stage.watch.tampered and not is_behind_license(job):
         stage.watch.tampered[job.job_id] = False
 
 
@@ -226,7 +226,7 @@ def _changes(stage: Stage, job: Job, fault: Fault) -> None:
         stage.twin.slurm.update_by_owner(job.job_id, cpus_per_task=1, cpu_count=max(1, job.gpu_count))
 
 
-def _takes_licence_off(stage: Stage, job: Job, fault: Fault) -> None:
+def _takes_license_off(stage: Stage, job: Job, fault: Fault) -> None:
     stage.note_change()
     stage.twin.slurm.update_by_owner(job.job_id, licenses=without_gate(job.licenses))
     _note_lost_gate(stage, stage.twin.slurm.jobs[job.job_id])
@@ -238,7 +238,7 @@ _PEOPLE: Final[dict[str, Callable[[Stage, Job, Fault], None]]] = {
     "user releases": _releases,
     "user requeues": _requeues,
     "user changes request": _changes,
-    "user takes license off": _takes_licence_off,
+    "user takes license off": _takes_license_off,
     "user forges comment": _forges,
     "administrator holds": _holds,
     "administrator requeues and holds": _requeues,
@@ -288,7 +288,7 @@ def _truncated(stage: Stage, fault: Fault) -> str:
     if job is None or stage.twin.slurm.away:
         return ""
     cut = int(len(job.admin_comment) * fault.amount)
-    stage.watch.tampered[job.job_id] = is_behind_licence(job) and stage.watch.tampered.get(job.job_id, True)
+    stage.watch.tampered[job.job_id] = is_behind_license(job) and stage.watch.tampered.get(job.job_id, True)
     stage.watch.of(job.job_id).waiting_since_s = None
     stage.twin.slurm.set_admin_comment(job.job_id, job.admin_comment[:cut])
     return f"job {job.job_id} after {cut} characters"

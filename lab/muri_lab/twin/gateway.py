@@ -120,7 +120,7 @@ class VirtualGateway:
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the license until a time."""
-        if not self._slurm.site.conf.gate_licence:
+        if not self._slurm.site.conf.gate_license:
             raise NoGateLicenseError("Slurm has no license muri_gate")
         end_s -= self.clock_offset_s  # slurmctld is told how long from now
         self._change("extend_lease", lambda: setattr(self._slurm, "lease_end_s", end_s))

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.roles import Role, is_behind_licence, read_job, without_gate
+from muri.slurm_plugin.records.roles import Role, is_behind_license, read_job, without_gate
 from muri_lab.twin.limits import why_over_limits
 from muri_lab.twin.programs import TrainingScript
 from muri_lab.twin.twin import Course, Twin
@@ -87,7 +87,7 @@ class Watch:
 
     def _looks_like_muris(self, job: Job) -> bool:
         """Whether a hold lacks its tags: then it looks like that of a Muri which knew no other gate."""
-        return job.job_id in self.tampered and not (self.tampered[job.job_id] and is_behind_licence(job))
+        return job.job_id in self.tampered and not (self.tampered[job.job_id] and is_behind_license(job))
 
     def _asked(self, job: Job) -> Job:
         return self.twin.slurm.ledger[job.job_id].asked
@@ -203,7 +203,7 @@ class Watch:
             job
         ):
             return False  # Slurm itself would not start it
-        return holder not in {"user", "admin"} and (holder == "muri" or is_behind_licence(job))
+        return holder not in {"user", "admin"} and (holder == "muri" or is_behind_license(job))
 
     def _tasks_at_work(self, job: Job) -> int:
         """How many tasks of a job's array run, where it has a throttle."""

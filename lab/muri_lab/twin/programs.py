@@ -350,7 +350,7 @@ class TrainingScript:
         job = slurm.jobs.get(self.job_id)
         if job is None or job.state is not JobState.RUNNING:
             return
-        held = tags.token(job.admin_comment, tags.GATE_PREFIX) != tags.LICENCE_GATE
+        held = tags.token(job.admin_comment, tags.GATE_PREFIX) != tags.LICENSE_GATE
         try:
             slurm.requeue(self.job_id, "member", held=held)
         except NoSuchJobError:

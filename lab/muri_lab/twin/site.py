@@ -44,8 +44,8 @@ class SlurmConf:
     min_job_age_s: float = 300.0  # How long slurmctld remembers jobs that have ended
     kill_wait_s: float = 30.0  # From SIGTERM to SIGKILL
     def_mem_per_cpu_mib: int = 0  # Memory of jobs that ask for none, for each CPU (DefMemPerCPU); 0 for none
-    gate_licence: bool = True  # Whether slurm.conf has the license `muri_gate`
-    gate: Literal["licence", "hold"] = "licence"  # How muri.lua keeps jobs
+    gate_license: bool = True  # Whether slurm.conf has the license `muri_gate`
+    gate: Literal["license", "hold"] = "license"  # How muri.lua keeps jobs
 
 
 @dataclass(frozen=True, slots=True)

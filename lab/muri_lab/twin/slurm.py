@@ -15,7 +15,7 @@ from ClusterShell.NodeSet import NodeSet
 from muri.clock import whole_minutes
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError, slurm_error
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node, Reservation
-from muri.slurm_plugin.records.roles import GATE_LICENSE, REQUEUED_HELD, is_behind_licence
+from muri.slurm_plugin.records.roles import GATE_LICENSE, REQUEUED_HELD, is_behind_license
 from muri_lab.twin.clock import Event, VirtualTime
 from muri_lab.twin.limits import why_over_limits, why_refused
 from muri_lab.twin.records import Holder, Ledger, Note, Program, Run
@@ -79,7 +79,7 @@ class VirtualSlurm:
     @property
     def lease_runs(self) -> bool:
         """Whether the license `muri_gate` is withheld."""
-        return self.site.conf.gate_licence and self.lease_end_s > self.now_s
+        return self.site.conf.gate_license and self.lease_end_s > self.now_s
 
     def shown_nodes(self) -> tuple[Node, ...]:
         """All nodes by name, with what is given out."""
@@ -268,7 +268,7 @@ class VirtualSlurm:
         """Take over a job's new record; look at the queue soon where it may start."""
         self.jobs[job.job_id] = job
         if job.state is JobState.PENDING and not job.held:
-            gated = is_behind_licence(job)
+            gated = is_behind_license(job)
             if gated and self.lease_runs:
                 self._reason(job, "Licenses")
             (self._gated if gated else self._waiting).add(job.job_id)
@@ -374,7 +374,7 @@ class VirtualSlurm:
             if why == "BeginTime":
                 self.time.at(job.begin_s, self.look_soon)
             return why
-        if is_behind_licence(job) and self.lease_runs:
+        if is_behind_license(job) and self.lease_runs:
             return "Licenses"
         book, running = self.ledger[job.job_id], self.running()
         if book.most_tasks and sum(self.ledger[each.job_id].array == book.array for each in running) >= book.most_tasks:

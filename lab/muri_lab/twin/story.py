@@ -88,12 +88,12 @@ def tell(seed: int, most_faults: int = 10) -> Story:
     """Draw a story from a seed."""
     draw = random.Random(f"story {seed}")
     nodes, gpus = draw.choice(((1, 1), (1, 1), (1, 2), (2, 1), (2, 2)))
-    gate: Literal["licence", "hold"] = "hold" if draw.random() < 0.25 else "licence"
+    gate: Literal["license", "hold"] = "hold" if draw.random() < 0.25 else "license"
     limits = _limits(draw) if draw.random() < 0.3 else SiteLimits(partitions=(PartitionLimits("main"),))
     site = Site(
         plain_nodes(nodes, gpus, 16, 64_000),
         limits,
-        SlurmConf(bf_interval_s=30.0, cred_expire_s=draw.choice((10.0, 120.0)), gate_licence=gate == "licence",
+        SlurmConf(bf_interval_s=30.0, cred_expire_s=draw.choice((10.0, 120.0)), gate_license=gate == "license",
                   gate=gate, min_job_age_s=draw.choice((60.0, 300.0))),
         Delays(dry_run_s=20.0, pilot_s=draw.choice((0.5, 5.0))),
     )  # fmt: skip

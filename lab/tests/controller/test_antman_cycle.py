@@ -1,4 +1,4 @@
-"""AntMan in the controller's cycle: who joins whom, and the speed that a guaranteed job is promised."""
+"""AntMan in the controller's cycle: which jobs join which, and the speed that a guaranteed job is promised."""
 
 from dataclasses import replace
 from typing import Any

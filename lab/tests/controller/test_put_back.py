@@ -17,7 +17,7 @@ PAB = {"policy": "pab", "gpu_mem_gib": {"gpu": 40.0}, "grouping": {"min_speed": 
 
 def profile(model: str) -> StageProfile:
     times = (0.0, 0.2, 0.8, 0.0)
-    detail = ProfileDetail(gpu_utilisation=0.3)
+    detail = ProfileDetail(gpu_utilization=0.3)
     return StageProfile(
         ProfileKey(model, 8, 1, "gpu"), *times, iteration_s=1.0, iterations=20, gpu_mem_gib=4.0, detail=detail
     )

@@ -9,7 +9,7 @@ from browser import visit
 from sweep_builders import small_trace, trace_file
 
 from muri.commands import run_command
-from muri.simulator.metrics import summarise
+from muri.simulator.metrics import summarize
 from muri.simulator.run import run_one
 from muri_lab.experiments.command import experiment as command
 from muri_lab.experiments.experiment import (
@@ -64,7 +64,7 @@ def test_every_shipped_experiment_can_be_run() -> None:
 
 def test_cells_hold_ours_the_published_and_the_ratio() -> None:
     experiment = parse_experiment(SMALL, "small.yaml")
-    summaries = summarise([run_one(run) for run in runs_of_experiment(experiment, [small_trace("small")])])
+    summaries = summarize([run_one(run) for run in runs_of_experiment(experiment, [small_trace("small")])])
     cells = {(cell.trace, cell.variant, cell.metric): cell for cell in compare(experiment, summaries)}
     assert len(cells) == 2 * 2 * 2
     of_fifo = cells["small", "fifo", "avg_jct_s"]
@@ -81,7 +81,7 @@ def test_cells_hold_ours_the_published_and_the_ratio() -> None:
 def test_published_figures_are_set_beside_those_of_their_own_trace_only() -> None:
     experiment = parse_experiment(SMALL + RATIOS, "small.yaml")
     for name in ("other", "small"):
-        summaries = summarise([run_one(run) for run in runs_of_experiment(experiment, [small_trace(name, jobs=4)])])
+        summaries = summarize([run_one(run) for run in runs_of_experiment(experiment, [small_trace(name, jobs=4)])])
         published = [cell.published for cell in compare(experiment, summaries) if cell.published is not None]
         assert (published, len(compare_ranges(experiment, summaries))) == (
             ([], 0) if name == "other" else ([1000, 2000], 1)
@@ -92,7 +92,7 @@ def test_published_figures_are_set_beside_those_of_their_own_trace_only() -> Non
 
 def test_figures_relative_to_a_variant() -> None:
     experiment = parse_experiment(SMALL + "relative_to: muri-s\n", "small.yaml")
-    summaries = summarise([run_one(run) for run in runs_of_experiment(experiment, [small_trace("small")])])
+    summaries = summarize([run_one(run) for run in runs_of_experiment(experiment, [small_trace("small")])])
     cells = {(cell.trace, cell.variant, cell.metric): cell.ours for cell in compare(experiment, summaries)}
     fifo, muri = (policy.figures["avg_jct_s"] for policy in summaries[0].policies)
     assert cells["small", "muri-s", "avg_jct_s"] == 1
@@ -109,7 +109,7 @@ ranges:
 def test_variants_over_one_another_and_ranges_over_all_traces() -> None:
     text = SMALL.replace("{name: fifo, policy: fifo}", "{name: fifo, policy: fifo, over: muri-s}") + RATIOS
     experiment = parse_experiment(text.replace("makespan_s]", "queue_length_mean, gpu_busy]"), "small.yaml")
-    summaries = summarise([run_one(run) for run in runs_of_experiment(experiment, [small_trace("small")])])
+    summaries = summarize([run_one(run) for run in runs_of_experiment(experiment, [small_trace("small")])])
     cells = {(cell.trace, cell.variant, cell.metric): cell for cell in compare(experiment, summaries)}
     fifo, muri = (policy.figures for policy in summaries[0].policies)
     assert cells["small", "fifo", "gpu_busy"].ours == pytest.approx(

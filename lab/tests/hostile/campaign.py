@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from fake_slurm import FOUR_KINDS, NOW_S, behind_licence, make_job, make_node
+from fake_slurm import FOUR_KINDS, NOW_S, behind_license, make_job, make_node
 from users import Attack, attacks
 from virtual_slurm import VirtualSlurm
 
@@ -25,7 +25,7 @@ from muri.slurm_plugin.records.cluster import Job, JobState, Node, dump_snapshot
 from muri.slurm_plugin.records.roles import Role, view_of
 from muri.text import log_handler, printable
 
-Gate = Literal["licence", "hold"]
+Gate = Literal["license", "hold"]
 Profiling = Literal["in-place", "dry-run"]
 
 CYCLE_S: Final = 60.0
@@ -47,7 +47,7 @@ class Campaign:
     """
 
     policy: str = "auto"  # Of the controller
-    gate: Gate = "licence"  # Gate of waiting jobs
+    gate: Gate = "license"  # Gate of waiting jobs
     seed: int = 1  # What the hostile jobs depend on
     hostile: int = 100  # How many there are
     ordinary: int = 20  # How many ordinary ones there are
@@ -57,7 +57,7 @@ class Campaign:
     def attacks(self) -> list[Attack]:
         """The hostile jobs."""
         partition = "bulk" if self.apart else "main"
-        return attacks(self.seed, self.hostile, partition, licence=self.gate == "licence")
+        return attacks(self.seed, self.hostile, partition, gate_license=self.gate == "license")
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def ordinary_jobs(campaign: Campaign) -> dict[int, tuple[Job, float]]:
             number, admin_comment=f"muri:model={model},batch-size=8,duration={run_s:.0f}", cpu_count=1, cpus_per_task=1,
             submit_s=NOW_S - 100 + number / 100,
         )  # fmt: skip
-        found[number] = (behind_licence(job) if campaign.gate == "licence" else job, run_s)
+        found[number] = (behind_license(job) if campaign.gate == "license" else job, run_s)
     return found
 
 
@@ -106,7 +106,7 @@ def run(campaign: Campaign, folder: Path, chosen: Sequence[Attack] | None = None
     jobs = ordinary_jobs(campaign)
     slurm = VirtualSlurm(
         [job for job, _ in jobs.values()], {number: run_s for number, (_, run_s) in jobs.items()}, hostile,
-        cluster(campaign.ordinary), licence=campaign.gate == "licence",
+        cluster(campaign.ordinary), gate_license=campaign.gate == "license",
     )  # fmt: skip
     outcome = Outcome()
     slurm.extend_lease(slurm.now_s + 600) if slurm.gate_license else None

@@ -7,18 +7,18 @@ from fuzz_controller import tried
 from muri_lab.twin.shrink import smallest_failing
 
 CAMPAIGNS = [
-    Campaign("auto", "licence", 3, 200, 12),
+    Campaign("auto", "license", 3, 200, 12),
     Campaign("auto", "hold", 8, 40, 8, apart=False),
-    Campaign("muri-s", "licence", 3, 60, 6, profiling="dry-run"),
+    Campaign("muri-s", "license", 3, 60, 6, profiling="dry-run"),
     Campaign("muri-l", "hold", 4, 60, 6),
-    Campaign("synergy", "licence", 9, 40, 8, apart=False),
+    Campaign("synergy", "license", 9, 40, 8, apart=False),
 ]
 MORE_CAMPAIGNS = [
-    Campaign("horus", "licence", 5, 60, 6, profiling="dry-run"),
+    Campaign("horus", "license", 5, 60, 6, profiling="dry-run"),
     Campaign("sjf-bsbf", "hold", 6, 60, 6),
-    Campaign("tiresias", "licence", 7, 60, 6),
-    Campaign("muri-hybrid", "licence", 10, 40, 8, apart=False),
-    Campaign("synergy", "licence", 9, 40, 8, apart=False, profiling="dry-run"),
+    Campaign("tiresias", "license", 7, 60, 6),
+    Campaign("muri-hybrid", "license", 10, 40, 8, apart=False),
+    Campaign("synergy", "license", 9, 40, 8, apart=False, profiling="dry-run"),
 ]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fake_slurm import behind_licence, make_job
+from fake_slurm import behind_license, make_job
 from odd import DEPENDENCIES, FEATURES, GPU_REQUESTS, HOST_LISTS, LICENSES, Odd, written
 
 from muri.slurm_plugin.records import comment_tags as tags
@@ -34,12 +34,12 @@ class Attack:
     seed: str  # What his later acts depend on; not on other jobs, so that an attack by itself goes the same way
 
 
-def attacks(seed: int, count: int, partition: str, *, licence: bool) -> list[Attack]:
+def attacks(seed: int, count: int, partition: str, *, gate_license: bool) -> list[Attack]:
     """Return hostile jobs."""
-    return [_attack(f"{seed}.{number}", FIRST_HOSTILE_ID + number, partition, licence) for number in range(count)]
+    return [_attack(f"{seed}.{number}", FIRST_HOSTILE_ID + number, partition, gate_license) for number in range(count)]
 
 
-def _attack(seed: str, job_id: int, partition: str, licence: bool) -> Attack:
+def _attack(seed: str, job_id: int, partition: str, gate_license: bool) -> Attack:
     odd = Odd(seed)
     job = make_job(job_id, **BOB, partition=partition, admin_comment=odd.one(_TAGS), cpu_count=1, cpus_per_task=1)
     changes = _changes(odd, partition)
@@ -50,8 +50,8 @@ def _attack(seed: str, job_id: int, partition: str, licence: bool) -> Attack:
         job = replace(job, admin_comment=f"muri:model=m{kind},batch-size=8,duration=100")
     chosen = odd.random.sample(usable, odd.random.randrange(1, min(9, len(usable) + 1)))
     job = replace(job, **{name: value for each in chosen for name, value in changes[each].items()})
-    if licence and odd.chance(0.9):
-        job = replace(behind_licence(job), held=job.reason == "JobHeldAdmin")
+    if gate_license and odd.chance(0.9):
+        job = replace(behind_license(job), held=job.reason == "JobHeldAdmin")
     return Attack(job, seed)
 
 
@@ -76,7 +76,7 @@ def _changes(odd: Odd, partition: str) -> dict[str, dict[str, Any]]:
         "features": {"features": odd.one(FEATURES)},
         "node list": {"required_nodes": odd.one(HOST_LISTS)},
         "excluded": {"excluded_nodes": odd.one(HOST_LISTS)},
-        "licences": {"licenses": odd.one(LICENSES)},
+        "licenses": {"licenses": odd.one(LICENSES)},
         "reservation": {"reservation": odd.text("maint")},
         "dependency": {"dependency": odd.one(DEPENDENCIES)},
         "partition": {
@@ -101,7 +101,7 @@ def dry_run_result(odd: Odd, token: str) -> str:
     if odd.chance(0.3):
         figures["detail"] = odd.json()
     if odd.chance(0.3):
-        figures["detail"] = {"stage_cv": odd.json(), "gpu_utilisation": odd.figure(), "busy_s": odd.json(1)}
+        figures["detail"] = {"stage_cv": odd.json(), "gpu_utilization": odd.figure(), "busy_s": odd.json(1)}
     if odd.chance(0.2):
         figures["error"] = odd.text("no stages")
     if odd.chance(0.3):

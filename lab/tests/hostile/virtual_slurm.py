@@ -12,7 +12,7 @@ from users import BOB, Attack, dry_run_result, pilot_report
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node
-from muri.slurm_plugin.records.roles import is_behind_licence
+from muri.slurm_plugin.records.roles import is_behind_license
 
 DRY_RUN_S: Final = 60.0
 _HOSTILE_RUN_S: Final = 90.0
@@ -41,9 +41,9 @@ class VirtualSlurm(FakeSlurm):
 
     def __init__(
         self, ordinary: Sequence[Job], run_s: dict[int, float], attacks: Sequence[Attack], nodes: list[Node], *,
-        licence: bool,
+        gate_license: bool,
     ) -> None:  # fmt: skip
-        super().__init__([*ordinary, *(attack.job for attack in attacks)], nodes, gate_license=licence)
+        super().__init__([*ordinary, *(attack.job for attack in attacks)], nodes, gate_license=gate_license)
         self.work = Work(run_s)
         self.ordinary = frozenset(run_s)
         self._next_id = 1_000_000
@@ -152,7 +152,7 @@ class VirtualSlurm(FakeSlurm):
     def _why_waiting(self, job: Job) -> str:
         if job.held:
             return job.reason
-        if is_behind_licence(job) and self.lease_end_s > self.now_s:
+        if is_behind_license(job) and self.lease_end_s > self.now_s:
             return "Licenses"
         if job.begin_s > self.now_s:
             return "BeginTime"

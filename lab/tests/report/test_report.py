@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sweep_builders import CLUSTER, runs, small_trace, summary
 
-from muri.simulator.metrics import TraceSummary, summarise
+from muri.simulator.metrics import TraceSummary, summarize
 from muri.simulator.model import Cluster, GroupSpan, SimulationResult
 from muri.simulator.run import sweep
 from muri_lab.report import series
@@ -111,7 +111,7 @@ def test_what_the_browser_test_relies_on_sees_requests_and_errors(tmp_path: Path
 def test_several_traces_and_seeds_on_one_page(tmp_path: Path) -> None:
     wanted = runs(("muri-l",), [small_trace("a/b", jobs=12), small_trace("<b>", jobs=5)], profile_noise=0.3)
     wanted += [replace(run, settings=replace(run.settings, seed=1)) for run in wanted]
-    write_report(summarise(sweep(wanted)), tmp_path)
+    write_report(summarize(sweep(wanted)), tmp_path)
     assert (tmp_path / "a-b" / "queue-length.png").exists()
     seen = visit(tmp_path / "report.html", tmp_path / "browser-files")
     assert seen.console == ()

@@ -25,7 +25,7 @@ def measured(family, batch_size):
                              flops // 200, flops // 3, flops, kernels=40, moved_bytes=flops // 20, matmuls=10, depth=10)
     load_s, propagate_s = 1e-3 * batch_size, flops / 1e12
     whole_s = load_s + propagate_s
-    detail = ProfileDetail(gpu_utilisation=propagate_s / whole_s)
+    detail = ProfileDetail(gpu_utilization=propagate_s / whole_s)
     key = ProfileKey(f"family{family}", batch_size, 1, "gpu")
     stages = (load_s, 0.0, propagate_s, 0.0)
     return features, StageProfile(key, *stages, whole_s, gpu_mem_gib=2.0, iterations=20, detail=detail)

@@ -8,7 +8,7 @@ from polling import until
 from sweep_builders import CLUSTER, runs, small_trace
 
 from muri.errors import MuriError
-from muri.simulator.metrics import Outcome, document_of, summarise
+from muri.simulator.metrics import Outcome, document_of, summarize
 from muri.simulator.model import Cluster, SimulationError
 from muri.simulator.run import SweepError, sweep
 from muri_lab.sweep.on_slurm import sweep_on_slurm
@@ -82,7 +82,7 @@ def test_seeds_are_averaged_and_told_apart() -> None:
     wanted = [
         replace(base, settings=replace(base.settings, profile_noise=1.0, seed=seed), cluster=CLUSTER) for seed in (3, 4)
     ]
-    document = document_of(summarise(sweep(wanted)))["policies"]["muri-s"]
+    document = document_of(summarize(sweep(wanted)))["policies"]["muri-s"]
     each = [document["seeds"][seed]["avg_jct_s"] for seed in ("3", "4")]
     assert each[0] != each[1]
     assert document["avg_jct_s"] == pytest.approx(sum(each) / 2)

@@ -31,7 +31,7 @@ class VirtualWorld:
 
     def submit(self, *, gpus: int = 0, node: str = "", hold: bool = False, begin_in_s: int = 0, requeue: bool = True,
                cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
-               licence: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
+               licenses: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
         work = Work(Iteration((0.0, 0.0, 1.0, 0.0), 1.0), seconds, uses_muri=False)
         asked = Submission(
             self.time.now_s, "alice", 1001, work, gpus_per_node=gpus, required_nodes=node, held=hold,
@@ -39,7 +39,7 @@ class VirtualWorld:
             time_limit_s=60 * minutes, dependency=dependency, task_count=tasks, most_tasks=at_once,
         )  # fmt: skip
         job_id = sbatch(self.nodes, asked)
-        self.slurm.update_by_owner(job_id, licenses=licence, cpu_count=cpus, cpus_per_task=cpus)  # one task
+        self.slurm.update_by_owner(job_id, licenses=licenses, cpu_count=cpus, cpus_per_task=cpus)  # one task
         return job_id
 
     def job(self, job_id: int) -> Job:

@@ -73,7 +73,7 @@ def test_short_stage_goes_before_a_long_one_of_a_member_equally_far() -> None:
     assert queue.order(["1", "2"], 0)[0] == "1"
 
 
-def test_solo_time_is_learnt_from_busy_times_unless_planned() -> None:
+def test_solo_time_is_learned_from_busy_times_unless_planned() -> None:
     queue = FairQueue()
     queue.join("1")
     queue.join("2", 0.25)

@@ -90,7 +90,7 @@ def short(min_speed: float, *, known: bool = True) -> Script:
 
 
 @pytest.mark.parametrize("promised", [0.5, 0.8, 0.95])
-@pytest.mark.parametrize("known", [True, False], ids=["known", "learnt"])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "learned"])
 @pytest.mark.parametrize("greedy", [GREEDY, POLITE], ids=["whole stages", "yield points"])
 def test_promise_is_kept_beside_three_greedy_partners(promised: float, known: bool, greedy: Script) -> None:
     own, *others = speeds([short(promised, known=known), greedy, greedy, greedy])

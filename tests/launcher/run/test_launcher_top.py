@@ -64,8 +64,8 @@ def test_four_members_fit_80_columns() -> None:
 
 USE = {
     "node": {"cpu_cores": 12.34, "cpu_count": 64, "mem_gib": 123.4, "disk_mib_per_s": 99999.0, "network_mib_per_s": 1.0,
-             "gpus": {"0": {"utilisation": 0.74, "mem_gib": 60.0}}},
-    "jobs": {"10000000": {"cpu_cores": 1.2, "mem_gib": 3.4, "disk_mib_per_s": 12.0, "gpu_utilisation": 0.25,
+             "gpus": {"0": {"utilization": 0.74, "mem_gib": 60.0}}},
+    "jobs": {"10000000": {"cpu_cores": 1.2, "mem_gib": 3.4, "disk_mib_per_s": 12.0, "gpu_utilization": 0.25,
                           "gpu_mem_gib": 8.1}},
 }  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_use_of_members_and_node_fits_80_columns() -> None:
 
 
 def test_a_malformed_part_of_the_use_hides_no_other() -> None:
-    node = {"cpu_cores": 1.5, "cpu_count": "x", "mem_gib": 10**400, "gpus": {"0": {"utilisation": 0.5}, "1": 1}}
+    node = {"cpu_cores": 1.5, "cpu_count": "x", "mem_gib": 10**400, "gpus": {"0": {"utilization": 0.5}, "1": 1}}
     use = {"node": node, "jobs": {"10000000": {"cpu_cores": True, "mem_gib": 3.4}, "10000001": 1}}
     members = {name: member() for name in ("10000000", "10000001")}
     text = rows(shown(GroupView(Path("s"), status(**members) | {"use": use}, 0.5)))
@@ -183,7 +183,7 @@ def test_neither_links_nor_pipes_of_users_are_followed(tmp_path: Path) -> None:
     {"total_speed": "1"}, {"total_speed": float("nan")}, {"resources": [1]}, {"disciplines": [1, 2]},
     {"anything": 1e400}, {"resources": {"gpu": {"busy": "x"}}}, {"updated": "9999-12-31T23:59:59-23:59"},
     {"node": "x" * 100_000},
-    {"use": {"node": {"mem_gib": 10**400, "gpus": {"0": {"utilisation": 10**400}}}}},
+    {"use": {"node": {"mem_gib": 10**400, "gpus": {"0": {"utilization": 10**400}}}}},
     {"use": 3}, {"use": {"node": 3}}, {"use": {"node": {"gpus": {"0": 1}, "cpu_count": "x"}, "jobs": []}},
     "[" * 100_000, '{"discipline":"x","members":{"1":' + "[" * 100_000 + "}}", "1", "[]", "null",
 ], ids=range(23))  # fmt: skip

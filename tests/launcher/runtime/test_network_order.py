@@ -98,7 +98,7 @@ def group() -> Iterator[Group]:
 
 
 class Asking(Future[Any]):
-    """What comes of a call in a thread of its own, such as a member's request for the network."""
+    """The outcome of a call in a thread of its own, such as a member's request for the network."""
 
     def __init__(self, call: Callable[..., object], *arguments: object) -> None:
         super().__init__()

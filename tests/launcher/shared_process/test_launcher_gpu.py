@@ -104,14 +104,14 @@ STICKY = "CUDA error: an illegal memory access was encountered\nCompile with TOR
         (RuntimeError("expected scalar type Float"), False),
     ],
 )
-def test_errors_that_end_the_context_are_recognised(error: Exception, sticky: bool, device: Device) -> None:
+def test_errors_that_end_the_context_are_recognized(error: Exception, sticky: bool, device: Device) -> None:
     assert (gpu.sticky_text(error, None) is not None) == sticky
     assert gpu.sticky_text(error, device) is None, "the device still works"
     device.cuda.broken = STICKY
     assert (gpu.sticky_text(error, device) is not None) == sticky
 
 
-def test_error_is_recognised_behind_another() -> None:
+def test_error_is_recognized_behind_another() -> None:
     error = ValueError("training failed")
     error.__cause__ = RuntimeError(STICKY)
     assert gpu.sticky_text(error, None) == STICKY.splitlines()[0]
@@ -182,7 +182,7 @@ def test_preparation_makes_a_stream_for_each_session_and_its_threads(
     assert cuda.current_stream() is streams[0]
 
 
-def test_gpu_that_cannot_be_initialised_leaves_sessions_as_they_are(
+def test_gpu_that_cannot_be_initialized_leaves_sessions_as_they_are(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", module(cuda))

@@ -47,7 +47,7 @@ def test_sharing_pays_while_the_sum_of_speeds_does_not_fall(newcomer, expected):
     assert (ByCost(0.5, 0.5, 1.0).price(before, after, 24.0, RTX_2080) is not None) is expected
 
 
-def test_without_measured_utilisation_the_propagate_share_counts():
+def test_without_measured_utilization_the_propagate_share_counts():
     job = make_job(1, profile=make_profile((3.0, 0.0, 1.0, 0.0)))
     assert Load.of([job]).utilization == 0.25
 

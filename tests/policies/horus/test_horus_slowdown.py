@@ -30,6 +30,6 @@ def test_more_use_never_speeds_anybody_up(first: float, second: float, gpu_type:
 
 
 @pytest.mark.parametrize("percent", [-1.0, float("nan"), float("inf")])
-def test_impossible_utilisations_are_refused(percent: float) -> None:
+def test_impossible_utilizations_are_refused(percent: float) -> None:
     with pytest.raises(UtilizationError, match="finite and ≥ 0"):
         published_slowdown()(percent)

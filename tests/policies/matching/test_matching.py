@@ -118,7 +118,7 @@ def test_nobody_to_pair_with(method, size):
     assert (found.pairs, found.weight, found.upper_bound, found.gap) == ((), 0.0, 0.0, 0.0)
 
 
-def test_priority_order_pairs_neighbours():
+def test_priority_order_pairs_neighbors():
     weights = np.full((4, 4), np.nan)
     for (first, second), worth in {(0, 3): 1.0, (0, 1): 0.1, (2, 3): 0.1, (1, 2): 1.0}.items():
         weights[first, second] = weights[second, first] = worth

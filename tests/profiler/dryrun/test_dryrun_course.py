@@ -9,7 +9,7 @@ import pytest
 
 from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.messages import DryRunError, DryRunRequest, DryRunResult, Limits
-from muri.profiler.dryrun.steadiness import Circumstances, IterationSample, summarise
+from muri.profiler.dryrun.steadiness import Circumstances, IterationSample, summarize
 from muri.profiler.records import ProfileDetail
 from muri.profiler.usage import Sample, Usage, with_usage
 
@@ -101,11 +101,11 @@ def test_work_in_workers_that_is_told_late_is_attributed_to_its_time():
 
 def test_outliers_count_for_the_scatter_but_not_for_the_means():
     ordinary = [IterationSample((0.05, 0.0, 0.05, 0.0), 0.1)] * 19
-    result = summarise([*ordinary, IterationSample((0.05, 0.0, 0.95, 0.0), 1.0)], Circumstances())
+    result = summarize([*ordinary, IterationSample((0.05, 0.0, 0.95, 0.0), 1.0)], Circumstances())
     assert (result.iteration_s, result.iterations) == (pytest.approx(0.1), 20)
     assert result.detail.iteration_cv > 1
     assert result.detail.iteration_p95_s == 0.1
-    assert summarise([*ordinary[:15], *[IterationSample((0.0,) * 4, 1.0)] * 2], Circumstances()).iteration_s > 0.2
+    assert summarize([*ordinary[:15], *[IterationSample((0.0,) * 4, 1.0)] * 2], Circumstances()).iteration_s > 0.2
 
 
 def test_limits_survive_the_environment(tmp_path):
@@ -121,7 +121,7 @@ def test_malformed_requests_say_what_would_be_valid(text):
 
 
 def usage(cores, start_s=10.0):
-    sample = {"over_s": 1.0, "cpu_cores": cores, "gpu_utilisation": 0.5, "gpu_mem_gib": 2.0}
+    sample = {"over_s": 1.0, "cpu_cores": cores, "gpu_utilization": 0.5, "gpu_mem_gib": 2.0}
     steady = [Sample(at_s=start_s + step, host_mem_gib=1.0, **sample) for step in range(1, 6)]
     return Usage((Sample(at_s=start_s, over_s=1.0, cpu_cores=9.0, host_mem_gib=3.0), *steady))
 
@@ -133,7 +133,7 @@ def found():
 
 def test_what_a_script_was_seen_to_use_completes_its_result():
     result = DryRunResult.from_dict(with_usage(found(), usage(0.8)))
-    assert (result.detail.cpu_cores, result.detail.gpu_utilisation) == (pytest.approx(0.8), pytest.approx(0.5))
+    assert (result.detail.cpu_cores, result.detail.gpu_utilization) == (pytest.approx(0.8), pytest.approx(0.5))
     assert (result.detail.host_mem_gib, result.gpu_mem_gib, result.detail.confidence) == (3.0, 2.0, 0.9)
 
 
@@ -146,7 +146,7 @@ def test_what_others_hold_up_lowers_the_confidence():
     assert "held it up" not in calm.stopped
 
 
-def test_a_busy_neighbour_on_the_same_core_is_noticed():
+def test_a_busy_neighbor_on_the_same_core_is_noticed():
     cpu = min(os.sched_getaffinity(0))
     pinned = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n"
     measure = (
@@ -155,8 +155,8 @@ def test_a_busy_neighbour_on_the_same_core_is_noticed():
         "while time.monotonic() < until: pass\n"
         "print(found.share())"
     )
-    neighbour = "print(1, flush=True)\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", pinned + neighbour], stdout=subprocess.PIPE) as process:
+    neighbor = "print(1, flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", pinned + neighbor], stdout=subprocess.PIPE) as process:
         try:
             process.stdout.readline()
             done = subprocess.run([sys.executable, "-c", pinned + measure], capture_output=True, check=True, text=True)

@@ -20,7 +20,7 @@ def refined(*operators):
 def test_a_gpu_that_runs_only_collectives_is_the_networks():
     found = refined(Operator(PROPAGATE, 2, 6, True), Operator(SYNCHRONIZE, 5, 9, True))
     assert found.stage_s == pytest.approx((0.1, 0.0, 0.4, 0.3))
-    assert found.detail.gpu_utilisation == pytest.approx(0.4)
+    assert found.detail.gpu_utilization == pytest.approx(0.4)
     assert found.detail.busy_s == pytest.approx((0.1, 0.0, 0.4, 0.3))
 
 

@@ -66,7 +66,7 @@ def test_half_widths_hold_the_true_mean_in_19_of_20_cases():
     assert 0.91 <= held / 400 <= 1.0
 
 
-def test_what_holds_up_neighbours_counts_less():
+def test_what_holds_up_neighbors_counts_less():
     calm, busy = [0.1, 0.101, 0.099, 0.1] * 4, [0.13, 0.131, 0.129, 0.13] * 4
     alternating = [value for pair in zip(calm, busy, strict=True) for value in pair]
     assert certainty(calm + busy).half_width > 2 * certainty(alternating).half_width

@@ -14,7 +14,7 @@ from muri.policies.cycle.validation import check_request
 from muri.policies.traits import BatchModel, PairSpeed
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Policy, Sharer, Waiting
 from muri.profiler.slowdown import published_slowdown
-from muri.simulator.metrics import Outcome, TraceSummary, metrics_of, summarise, table_of
+from muri.simulator.metrics import Outcome, TraceSummary, metrics_of, summarize, table_of
 from muri.simulator.model import Cluster, Run, Settings, SimulationError, SimulationResult, Trace, TraceJob
 
 Planner = Callable[[PlanRequest], Iterable[Sharer]]
@@ -58,7 +58,7 @@ def packed(
     return run_under(policy, jobs, cluster, **how), policy
 
 
-def test_neighbours_slow_each_other_down_by_their_pair_speeds_and_pay_no_restart() -> None:
+def test_neighbors_slow_each_other_down_by_their_pair_speeds_and_pay_no_restart() -> None:
     jobs = [job(1, 0.0, 100.0, name="a"), job(2, 50.0, 40.0, name="b")]
     result, _ = packed(jobs, [on(1, 0), on(2, 0)], interference=PAIRS, with_spans=True)
     # b takes 40 / 0.8 = 50 s beside a, which meanwhile does 25 s of work.
@@ -89,7 +89,7 @@ def test_a_pair_that_nobody_measured_is_estimated_from_its_profiles() -> None:
     assert table.speeds(jobs[0].key.model, jobs[1].key.model) == (0.8, 0.8)
 
 
-def test_the_other_truth_is_horus_s_function_of_utilisation() -> None:
+def test_the_other_truth_is_horus_s_function_of_utilization() -> None:
     jobs = [job(1, 0.0, 100.0, gpu_utilization=0.9), job(2, 0.0, 100.0, CPU, gpu_utilization=0.6), job(3, 0.0, 100.0)]
     result, _ = packed(jobs, [on(1, 0), on(2, 0), on(3, 1)], slowdown="utilization")
     assert ends(result) == {number: pytest.approx(100 * published_slowdown("gpu")(150.0)) for number in (1, 2)} | {
@@ -111,7 +111,7 @@ def test_a_divided_batch_is_slower_and_another_division_is_a_restart() -> None:
     assert by_id(result)[1].end_s == pytest.approx(100 + 30 + 20)
 
 
-def test_moved_gpus_are_a_restart_and_a_neighbour_that_leaves_is_none() -> None:
+def test_moved_gpus_are_a_restart_and_a_neighbor_that_leaves_is_none() -> None:
     jobs = [job(1, 0.0, 200.0, GPU), job(2, 0.0, 100.0, GPU)]
     result, _ = packed(jobs, lambda request: [on(1, 0 if request.now_s < 100 else 1), on(2, 0)], restart_s=30.0)
     # Both want the GPU all the time, so beside each other they run at half their speed until 200 s.
@@ -150,7 +150,7 @@ def test_a_job_that_finds_no_memory_fails_and_asks_for_more() -> None:
 
 def _summary(result: SimulationResult) -> TraceSummary:
     made = Run("packing", Trace("made", ()), "packing", result.cluster, result.settings)
-    (summary,) = summarise([Outcome(made, result, metrics_of(result))])
+    (summary,) = summarize([Outcome(made, result, metrics_of(result))])
     return summary
 
 

@@ -40,7 +40,7 @@ def test_it_marks_the_run_and_requeues(slurm):
     assert read_job(slurm.jobs[1]).role is Role.CANDIDATE
 
 
-def test_an_administrator_closes_the_licence_gate_first_and_makes_no_hold(slurm):
+def test_an_administrator_closes_the_license_gate_first_and_makes_no_hold(slurm):
     slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=f"{MARK} muri-gate:licence")
     CliRunner().invoke(preempt, ["1", "--yes"], catch_exceptions=False)
     assert slurm.calls == ["stopped 1 in run 0", "modify", "requeue"]

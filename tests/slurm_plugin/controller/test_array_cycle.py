@@ -4,7 +4,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, one_gpu, pilots, run_cycles
+from fake_slurm import NOW_S, FakeSlurm, behind_license, make_job, one_gpu, pilots, run_cycles
 
 from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.gateway.base import GatewayError
@@ -17,7 +17,7 @@ MARK = "muri:model=m1,batch-size=8,duration=100"
 def array(tasks: str, limit: int = 0) -> Job:
     """An array behind the license."""
     job = make_job(1, array=True, array_job_id=1, array_tasks=tasks, array_limit=limit, admin_comment=MARK)
-    return behind_licence(job)
+    return behind_license(job)
 
 
 def tasks_of(slurm: FakeSlurm) -> dict[str, Job]:

@@ -23,7 +23,7 @@ from muri.slurm_plugin.records.journal import EXCLUSION, PYTHON
 from muri.slurm_plugin.records.roles import read_job
 
 # Submitting the pilot and changing four members; releasing them, and noting that their holds are lifted.
-CALLS_OF_A_START = {"licence": 5, "hold": 13}
+CALLS_OF_A_START = {"license": 5, "hold": 13}
 
 
 def waiting_at(gate: str) -> FakeSlurm:

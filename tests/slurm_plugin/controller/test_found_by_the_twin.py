@@ -9,7 +9,7 @@ from fake_slurm import (
     FakeSlurm,
     Killed,
     behind_lease,
-    behind_licence,
+    behind_license,
     four_jobs,
     group_at_work,
     make_node,
@@ -100,7 +100,7 @@ NO_GPUS = {"gpu_count": 0, "gpu_request": "gres/gpu:0", "held": False, "reason":
     [
         pytest.param(
             {**NO_GPUS, "admin_comment": f"muri:model=m1 {tags.STATE_PREFIX}damaged"}, {"gpu_request": "gres/gpu:0"},
-            id="a member that nobody knows is left alone",
+            id="an unknown member is left alone",
         ),
         pytest.param({"admin_comment": ""}, {"licenses": ""}, id="a gate whose job lost its tags is opened"),
         pytest.param(
@@ -110,7 +110,7 @@ NO_GPUS = {"gpu_count": 0, "gpu_request": "gres/gpu:0", "held": False, "reason":
     ],
 )  # fmt: skip
 def test_of_a_job_with_damaged_tags(make_controller, changes, after):
-    slurm = FakeSlurm([replace(behind_licence(four_jobs()[0]), **changes)], one_gpu(), gate_license=True)
+    slurm = FakeSlurm([replace(behind_license(four_jobs()[0]), **changes)], one_gpu(), gate_license=True)
     one_cycle(make_controller, slurm)
     assert {name: getattr(slurm.jobs[1], name) for name in after} == after
     assert slurm.starts == {}

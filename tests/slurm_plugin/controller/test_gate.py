@@ -9,7 +9,7 @@ from fake_slurm import (
     FakeSlurm,
     Killed,
     behind_lease,
-    behind_licence,
+    behind_license,
     four_jobs,
     make_job,
     make_node,
@@ -45,7 +45,7 @@ def waiting(count: int = 4, nodes: list | None = None, **changes) -> FakeSlurm:
         ("muri_gate_2:1", "muri_gate_2:1"),
     ],
 )
-def test_a_users_licences_are_kept_beside_muris(licenses, own):
+def test_a_users_licenses_are_kept_beside_muris(licenses, own):
     assert without_gate(licenses) == own
     assert without_gate(with_gate(licenses)) == own
     assert with_gate(with_gate(licenses)) == with_gate(licenses)
@@ -77,9 +77,9 @@ def test_each_cycle_extends_the_lease_and_without_cycles_slurm_starts_every_job(
     assert [slurm.jobs[n].gpu_count for n in (1, 2)] == [1, 1]
 
 
-def test_without_the_licence_in_slurm_conf_the_status_says_what_is_lost(make_controller):
+def test_without_the_license_in_slurm_conf_the_status_says_what_is_lost(make_controller):
     slurm = FakeSlurm([], one_gpu())
-    with make_controller(slurm, gate="licence") as controller:
+    with make_controller(slurm, gate="license") as controller:
         assert any(GATE_LICENSE in error for error in controller.cycle().errors)
     with make_controller(slurm, gate="hold") as controller:
         assert controller.cycle().errors == ()
@@ -113,10 +113,10 @@ def test_only_muris_own_hold_is_muris(make_controller, reason, word):
 
 
 @pytest.mark.parametrize("word", ["", " muri-gate:hold", " muri-gate:open"])
-@pytest.mark.parametrize("gate", ["hold", "licence"])
+@pytest.mark.parametrize("gate", ["hold", "license"])
 def test_a_job_that_an_administrator_requeues_and_holds_stays_held(make_controller, gate, word):
     job = make_job(1, state=JobState.RUNNING, held=False, reason="", nodes="n1")
-    slurm = FakeSlurm([replace(job, admin_comment=job.admin_comment + word)], one_gpu(), gate_license=gate == "licence")
+    slurm = FakeSlurm([replace(job, admin_comment=job.admin_comment + word)], one_gpu(), gate_license=gate == "license")
     if "open" not in word:
         one_cycle(make_controller, slurm, gate=gate)  # sees that it runs
     slurm.requeue_hold(1)
@@ -186,9 +186,9 @@ def test_members_are_put_behind_the_gate_as_soon_as_they_have_started(make_contr
 
 
 @pytest.mark.parametrize("reason", ["JobHeldAdmin", "JobHeldUser"])
-@pytest.mark.parametrize("gate", ["hold", "licence"])
+@pytest.mark.parametrize("gate", ["hold", "license"])
 def test_of_a_group_that_ends_who_is_held_stays_so_and_the_others_run_alone(make_controller, gate, reason):
-    slurm = waiting(2) if gate == "licence" else FakeSlurm(four_jobs()[:2], one_gpu())
+    slurm = waiting(2) if gate == "license" else FakeSlurm(four_jobs()[:2], one_gpu())
     run_cycles(make_controller, slurm, 1)
     one_cycle(make_controller, slurm)
     assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
@@ -196,7 +196,7 @@ def test_of_a_group_that_ends_who_is_held_stays_so_and_the_others_run_alone(make
     slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
     for member in (1, 2):
         slurm._requeue(member)
-    if gate == "licence":
+    if gate == "license":
         slurm.tick(200)
         assert slurm.jobs[2].state is JobState.PENDING, "no member starts without its GPUs"
     run_cycles(make_controller, slurm, 3, 400)
@@ -208,7 +208,7 @@ def test_of_a_group_that_ends_who_is_held_stays_so_and_the_others_run_alone(make
 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_jobs_that_an_older_muri_holds_move_behind_the_licence(make_controller, side, nth):
+def test_jobs_that_an_older_muri_holds_move_behind_the_license(make_controller, side, nth):
     slurm = FakeSlurm(
         [make_job(1, user="x"), make_job(2, user="y")], [make_node("n1", usable=False)], gate_license=True
     )
@@ -221,14 +221,14 @@ def test_jobs_that_an_older_muri_holds_move_behind_the_licence(make_controller, 
             controller.cycle()
     for job_id in (1, 2):
         job = read_job(slurm.jobs[job_id])
-        assert (job.gate, job.held, job.role) == ("licence", False, Role.CANDIDATE)
+        assert (job.gate, job.held, job.role) == ("license", False, Role.CANDIDATE)
         assert tags.token(job.admin_comment, tags.REQUEST_PREFIX)
     assert slurm.calls.count("hold") == 0
 
 
 def test_where_muri_holds_jobs_none_moves_behind_a_lease_that_nobody_extends(make_controller):
     slurm = FakeSlurm([make_job(1)], [make_node("n1", usable=False)], gate_license=True)
-    slurm.extend_lease(NOW_S + 600)  # of a controller that had gate: licence
+    slurm.extend_lease(NOW_S + 600)  # of a controller that had gate: license
     one_cycle(make_controller, slurm, gate="hold")
     job = read_job(slurm.jobs[1])
     assert (job.gate, job.held, job.role, slurm.lease_end_s) == ("hold", True, Role.CANDIDATE, NOW_S + 600)
@@ -281,7 +281,7 @@ def test_a_drain_ends_while_slurm_refuses_to_change_a_job_that_nothing_keeps_wai
 def test_a_job_in_which_slurm_changes_nothing_takes_nobodys_place(make_controller):
     """Slurm finds no node for the memory that bob's older job asks for; Muri's plan may not know."""
     jobs = [make_job(1, user="bob", uid=1002, submit_s=NOW_S - 9000), make_job(12)]
-    slurm = RefusingSlurm(map(behind_licence, jobs), one_gpu(), gate_license=True)
+    slurm = RefusingSlurm(map(behind_license, jobs), one_gpu(), gate_license=True)
     with make_controller(slurm) as controller:
         controller.cycle()
         assert GATE_LICENSE in slurm.jobs[12].licenses
@@ -291,7 +291,7 @@ def test_a_job_in_which_slurm_changes_nothing_takes_nobodys_place(make_controlle
 
 
 def test_a_release_that_fails_in_passing_is_tried_again_in_the_next_cycle(make_controller, monkeypatch):
-    slurm = FakeSlurm([behind_licence(make_job(1))], one_gpu(), gate_license=True)
+    slurm = FakeSlurm([behind_license(make_job(1))], one_gpu(), gate_license=True)
     with make_controller(slurm) as controller:
         with monkeypatch.context() as patched:
             patched.setattr(slurm, "_modify", lambda *_: (_ for _ in ()).throw(GatewayError("Job is in transition")))

@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle, one_gpu, pilots
+from fake_slurm import NOW_S, FakeSlurm, behind_license, make_job, make_node, one_cycle, one_gpu, pilots
 
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, SubmissionTimeoutError
 from muri.slurm_plugin.planning.actions import StartGroup
@@ -49,7 +49,7 @@ def waiting(count: int = 4, **changes: object) -> list[Job]:
     """Jobs behind the license, of four kinds in turn."""
     own = {"account": "hep", "qos": "normal", **changes}
     return [
-        behind_licence(make_job(n, admin_comment=f"muri:model=m{(n - 1) % 4 + 1},batch-size=8,duration=100", **own))
+        behind_license(make_job(n, admin_comment=f"muri:model=m{(n - 1) % 4 + 1},batch-size=8,duration=100", **own))
         for n in range(1, count + 1)
     ]
 
@@ -149,7 +149,7 @@ def starting(slurm: FakeSlurm) -> list[int]:
 )
 def test_jobs_whose_pilot_would_have_too_much_memory_run_alone_and_hold_nobody_up(make_controller, policy, limits):
     """They and the job of another user behind them get the only GPU one after the other."""
-    bob = behind_licence(make_job(9, user="bob", uid=1002, admin_comment="muri:alone=1", submit_s=NOW_S))
+    bob = behind_license(make_job(9, user="bob", uid=1002, admin_comment="muri:alone=1", submit_s=NOW_S))
     nodes = [make_node("n1", gpu_count=1, cpu_count=64, mem_mib=500_000)]
     limits = replace(limits, associations=(*limits.associations, Association("", "bob")))
     slurm = limited(limits, [*waiting(2, mem_per_node_mib=40_000), bob], nodes)

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
-from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, four_jobs, group_at_work, make_job, one_cycle, one_gpu
+from fake_slurm import NOW_S, FakeSlurm, Killed, behind_license, four_jobs, group_at_work, make_job, one_cycle, one_gpu
 from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.cli.admin import drain as drain_command
@@ -150,7 +150,7 @@ def test_a_drain_ends_when_slurm_refuses_the_same_for_a_minute(monkeypatch):
 
 
 def test_a_lease_that_cannot_be_ended_is_told_as_are_the_jobs_that_it_keeps(monkeypatch):
-    slurm = FakeSlurm([behind_licence(make_job(number)) for number in (1, 2)], one_gpu(), gate_license=True)
+    slurm = FakeSlurm([behind_license(make_job(number)) for number in (1, 2)], one_gpu(), gate_license=True)
     slurm.extend_lease(NOW_S + 600)
     modify = slurm._modify
 
@@ -170,7 +170,7 @@ def test_a_job_that_its_user_holds_gets_its_own_request_back_and_stays_held():
     given = tags.format_record(tags.Given(int(NOW_S) - 10, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
     job = make_job(1, cpu_count=12, cpus_per_task=12, required_nodes="n1",
                    admin_comment=f"muri:alone=1 {tags.GIVEN_PREFIX}{given}")  # fmt: skip
-    held = replace(behind_licence(job), held=True, reason="JobHeldUser", priority=0)
+    held = replace(behind_license(job), held=True, reason="JobHeldUser", priority=0)
     slurm = FakeSlurm([held], one_gpu(), gate_license=True)
     assert drain(slurm, slurm.tagged).restored == (1,)
     left = slurm.jobs[1]

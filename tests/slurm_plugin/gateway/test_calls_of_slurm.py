@@ -52,7 +52,7 @@ def cost(gateway: Any) -> dict[str, int]:
 def test_the_kinds_that_dashboards_of_a_site_name_keep_their_spelling() -> None:
     shown = ["reservation", "partition", "config", "license", "burst"]
     kinds = [kind_of(["scontrol", "--oneliner", "show", what]) for what in shown]
-    assert kinds == ["reservations", "partitions", "configuration", "licences", "other"]
+    assert kinds == ["reservations", "partitions", "configuration", "licenses", "other"]
 
 
 def test_a_cycle_through_commands_runs_three() -> None:

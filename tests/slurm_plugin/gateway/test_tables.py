@@ -142,7 +142,7 @@ def test_lease_is_made_where_there_is_none(monkeypatch: pytest.MonkeyPatch, end_
 
 
 @pytest.mark.parametrize("said", ["", GatewayError('query "muri_gate" matched zero licenses.')])
-def test_a_slurm_without_the_licence_is_told_from_one_that_refuses(said: str | GatewayError) -> None:
+def test_a_slurm_without_the_license_is_told_from_one_that_refuses(said: str | GatewayError) -> None:
     with pytest.raises(NoGateLicenseError, match=r"slurm\.conf"):
         extend_lease(Scontrol(update=INVALID, show=said), 0.0)  # type: ignore[arg-type]
 

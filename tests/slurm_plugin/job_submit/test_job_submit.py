@@ -113,7 +113,7 @@ def test_a_marked_gpu_batch_job_is_tagged_and_kept_as_its_site_does_it(
         ("matlab:1|muri_gate:5", "matlab:1|muri_gate:1"),
     ],
 )
-def test_no_user_gets_more_than_one_of_the_gates_licence(
+def test_no_user_gets_more_than_one_of_the_gates_license(
     slurm: Slurm, asked: str, licenses: str, mark: str | None
 ) -> None:
     job, change = slurm.job(mark, licenses=asked), slurm.lua.table_from({"licenses": asked})
@@ -125,7 +125,7 @@ def test_no_user_gets_more_than_one_of_the_gates_licence(
 @pytest.mark.parametrize(
     ("licenses", "uid"), [("matlab:2;muri_gate:1", ALICE), ("muri_gate_2:5", ALICE), ("muri_gate:5", 0)]
 )
-def test_other_licences_and_administrators_are_left_alone(slurm: Slurm, licenses: str, uid: int) -> None:
+def test_other_licenses_and_administrators_are_left_alone(slurm: Slurm, licenses: str, uid: int) -> None:
     job = slurm.job(None, licenses=licenses)
     change = slurm.lua.table_from({"licenses": licenses, "admin_comment": "muri:on", "priority": 7})
     slurm.submit(job, uid)
@@ -349,7 +349,7 @@ def test_a_hostile_client_adds_one_token_at_most(slurm: Slurm, comment: str, mar
         assert job.admin_comment == comment
 
 
-@pytest.mark.parametrize("gate", ["licence", "hold"])
+@pytest.mark.parametrize("gate", ["license", "hold"])
 @pytest.mark.parametrize("field", ["admin_comment", "licenses"])
 def test_a_failure_inside_goes_to_the_log_and_the_job_goes_on_unkept(slurm: Slurm, gate: str, field: str) -> None:
     muri(slurm).gate = gate

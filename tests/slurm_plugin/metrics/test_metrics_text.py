@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from fake_slurm import FakeSlurm, behind_licence, four_jobs, make_job, one_cycle, one_gpu, pilots
+from fake_slurm import FakeSlurm, behind_license, four_jobs, make_job, one_cycle, one_gpu, pilots
 from polling import DEADLINE_S, until
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -100,7 +100,7 @@ def test_what_slurm_refuses_is_counted(run, accounts):
 
 def test_reasons_are_classes(run, accounts):
     def gated(job_id, reason, **changes):
-        return replace(behind_licence(make_job(job_id, **changes)), reason=reason)
+        return replace(behind_license(make_job(job_id, **changes)), reason=reason)
 
     known, unheld = {"admin_comment": "muri:model=m1,batch-size=8,duration=100"}, {"held": False}
     jobs = [
@@ -211,6 +211,6 @@ def test_nodes_show_what_their_pilots_monitors_have_told(run, accounts):
     assert ("muri_node_network_bytes_per_second", ("n1",)) not in told
     # Prometheus sorts labels: gpu, node. The node has no GPU 7, whatever the comment says.
     assert {key: value for key, value in told.items() if key[0].startswith("muri_node_gpu")} == {
-        ("muri_node_gpu_utilisation", ("0", "n1")): 0.75,
+        ("muri_node_gpu_utilization", ("0", "n1")): 0.75,
         ("muri_node_gpu_memory_bytes", ("0", "n1")): 4 * 2**30,
     }

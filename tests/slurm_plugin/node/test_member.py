@@ -68,7 +68,7 @@ PROMISED_PLACE = MemberSpec("7", solo_iteration_s=0.5, predicted_speed=0.9, accu
     [(" muri-gate:licence", "requeue"), (" muri-gate:hold", "requeuehold"), ("", "requeuehold")],
 )
 @pytest.mark.parametrize("way", ["broken", "memory", "stopped"])
-def test_a_member_is_held_only_if_no_licence_keeps_it_waiting(answers, monkeypatch, way, gate, command):
+def test_a_member_is_held_only_if_no_license_keeps_it_waiting(answers, monkeypatch, way, gate, command):
     monkeypatch.setattr(membership, "job_record", lambda _job_id: record(f"{MEMBER} muri-retry-memory:1{gate}"))
     monkeypatch.setattr(membership, "set_comment", lambda _name, _comment: None)
     answers.append("")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import at_work
 import pytest
-from fake_slurm import NOW_S, behind_licence, make_job, make_node
+from fake_slurm import NOW_S, behind_license, make_job, make_node
 
 from muri.slurm_plugin.planning.actions import ReleaseSolo, SplitTasks, StandBack
 from muri.slurm_plugin.planning.cycle_input import CycleInput
@@ -21,7 +21,7 @@ MEMBER = tags.STATE_PREFIX + tags.format_state(tags.MemberState(99, tags.Origina
 def task(job_id: int, tasks: str, limit: int = 0, **changes: object) -> Job:
     """A record of array 10, behind the license."""
     told = {"array": True, "array_job_id": 10, "array_tasks": tasks, "array_limit": limit, "submit_s": NOW_S - 100}
-    return replace(behind_licence(make_job(job_id, **told)), **changes)  # type: ignore[arg-type]
+    return replace(behind_license(make_job(job_id, **told)), **changes)  # type: ignore[arg-type]
 
 
 def let_go(job: Job, **changes: object) -> Job:
@@ -116,7 +116,7 @@ KEPT = task(10, "3-9", priority=500)
         (task(12, "1", priority=500, dependency="afterok:7"), None),
         (task(12, "1", priority=0, held=True, reason="JobHeldUser"), None),
         (task(12, "1", priority=700, partition="other"), None),
-        (behind_licence(make_job(7, priority=900)), None),  # of no array
+        (behind_license(make_job(7, priority=900)), None),  # of no array
     ],
 )
 def test_those_that_are_kept_back_stand_behind_those_that_are_let_go(kept: Job, place: Place | None) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import at_work
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, run_cycles
+from fake_slurm import NOW_S, FakeSlurm, behind_license, make_job, make_node, run_cycles
 
 from muri.policies.registry import describe_policies
 from muri.slurm_plugin.controller.assemble import policy_of
@@ -25,7 +25,7 @@ def cycle_of(*jobs: Job, idle_cpus: int = 0, backlog: int = 3) -> CycleInput:
 
 def waiting(job_id: int, priority: int = 100, **changes: object) -> Job:
     """A job that no node can hold, which only Slurm can tell."""
-    job = replace(behind_licence(make_job(job_id, features="none")), priority=priority)
+    job = replace(behind_license(make_job(job_id, features="none")), priority=priority)
     return replace(job, **changes)  # type: ignore[arg-type]
 
 

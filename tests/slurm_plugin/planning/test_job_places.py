@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from at_work import behind_pilot, candidate, cycle_of, decided
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle, pilots
+from fake_slurm import NOW_S, FakeSlurm, behind_license, make_job, make_node, one_cycle, pilots
 
 from muri.policies.types import FreeNode
 from muri.slurm_plugin.planning.gathered import domain_of, gather
@@ -94,7 +94,7 @@ def test_a_job_must_end_before_the_maintenance():
     ],
 )
 def test_what_differs_between_jobs_keeps_them_apart(make_controller, change):
-    jobs = [behind_licence(each) for each in (candidate(1, "m1"), candidate(2, "m2", **change))]
+    jobs = [behind_license(each) for each in (candidate(1, "m1"), candidate(2, "m2", **change))]
     assert domain_of(jobs[0]) != domain_of(jobs[1])
     slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1, features=("a100",))], gate_license=True)
     one_cycle(make_controller, slurm)
@@ -103,7 +103,7 @@ def test_what_differs_between_jobs_keeps_them_apart(make_controller, change):
 
 @pytest.mark.parametrize("option", ["--exclusive", "--switches", "--gpus"])
 def test_what_muri_does_not_understand_runs_alone_with_its_request_untouched(make_controller, option):
-    jobs = [behind_licence(each) for each in (candidate(1, "m1"), candidate(2, "m2", special=(option,)))]
+    jobs = [behind_license(each) for each in (candidate(1, "m1"), candidate(2, "m2", special=(option,)))]
     slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)], gate_license=True)
     with make_controller(slurm) as controller:
         controller.cycle()
@@ -127,7 +127,7 @@ def test_gpus_for_which_a_job_that_was_let_go_waits_are_nobody_elses():
 
 def test_a_job_slurm_cannot_start_is_released_once_and_holds_no_gpu(make_controller):
     jobs = [candidate(1, "m1", time_limit_s=36 * 3600), candidate(2, "m2", time_limit_s=1200, submit_s=NOW_S - 10)]
-    slurm = FakeSlurm([*map(behind_licence, jobs)], [make_node("n1", gpu_count=1)], gate_license=True)
+    slurm = FakeSlurm([*map(behind_license, jobs)], [make_node("n1", gpu_count=1)], gate_license=True)
     slurm.reservations = (Reservation("maint", "n1", NOW_S + 6 * 3600, NOW_S + 8 * 3600, ("MAINT",)),)
     with make_controller(slurm) as controller:
         controller.cycle()
@@ -143,7 +143,7 @@ def test_a_job_slurm_cannot_start_is_released_once_and_holds_no_gpu(make_control
 def test_a_job_for_one_node_and_a_group_are_not_promised_the_same_gpu(make_controller):
     jobs = [candidate(1, required_nodes="n1"), *(candidate(n, f"m{n}") for n in (2, 3, 4))]
     nodes = [make_node("n1", gpu_count=1), make_node("n2", gpu_count=1)]
-    slurm = FakeSlurm([*map(behind_licence, jobs)], nodes, gate_license=True)
+    slurm = FakeSlurm([*map(behind_license, jobs)], nodes, gate_license=True)
     one_cycle(make_controller, slurm)
     promised = [job.required_nodes for job in pilots(slurm)]
     assert "n1" not in promised
@@ -192,7 +192,7 @@ def test_a_maintenance_on_some_nodes_leaves_groups_to_the_others():
 
 def test_where_a_plan_puts_a_group_on_a_node_with_a_maintenance_its_oldest_job_starts_alone(make_controller):
     """Policies do not know that a group needs other nodes than each of its jobs."""
-    waiting = [behind_licence(candidate(n, f"m{n}", time_limit_s=TWO_H)) for n in (1, 2)]
+    waiting = [behind_license(candidate(n, f"m{n}", time_limit_s=TWO_H)) for n in (1, 2)]
     away = make_node("n2", gpu_count=1, gpus_allocated=1)
     busy = make_job(9, state=JobState.RUNNING, held=False, nodes="n2", admin_comment="")
     slurm = FakeSlurm([*waiting, busy], [make_node("n1", gpu_count=1), away], gate_license=True)
@@ -208,7 +208,7 @@ def test_where_a_plan_puts_a_group_on_a_node_with_a_maintenance_its_oldest_job_s
 @pytest.mark.parametrize("gate_license", [True, False])
 def test_members_of_a_pilot_that_starts_too_late_are_regrouped_and_not_barred(make_controller, gate_license):
     jobs = [candidate(n, f"m{n}") for n in (1, 2, 3)]
-    waiting = [behind_licence(job) if gate_license else job for job in jobs]
+    waiting = [behind_license(job) if gate_license else job for job in jobs]
     slurm = FakeSlurm(waiting, [make_node("n1", gpu_count=1)], gate_license=gate_license)
 
     def members() -> list[int]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from at_work import candidate
-from fake_slurm import FOUR_KINDS, FakeSlurm, behind_licence, group_at_work, make_node, pilots
+from fake_slurm import FOUR_KINDS, FakeSlurm, behind_license, group_at_work, make_node, pilots
 
 from muri.slurm_plugin.planning import decision as decision_module
 from muri.slurm_plugin.records.cluster import JobState, Unreadable
@@ -17,7 +17,7 @@ def queue(count: int, hostile: set[int]) -> FakeSlurm:
     owners = {True: {"user": "bob", "uid": 1002}, False: {}}
     jobs = [candidate(n, f"m{n % 4 + 1}", **owners[n in hostile]) for n in range(1, count + 1)]
     return FakeSlurm(
-        [*map(behind_licence, jobs)], [make_node(f"n{n}", gpu_count=4) for n in range(1, 4)], gate_license=True
+        [*map(behind_license, jobs)], [make_node(f"n{n}", gpu_count=4) for n in range(1, 4)], gate_license=True
     )
 
 

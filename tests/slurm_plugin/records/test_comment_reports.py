@@ -151,9 +151,9 @@ def test_queue_and_explain_show_what_the_pilot_measured(make_controller, tmp_pat
 
 USE = {
     "node": {"cpu_cores": 12.3456, "cpu_count": 64, "mem_gib": 123.456, "disk_mib_per_s": 0.0,
-             "network_mib_per_s": None, "gpus": {"3": {"utilisation": 0.98765, "mem_gib": 60.123}}},
+             "network_mib_per_s": None, "gpus": {"3": {"utilization": 0.98765, "mem_gib": 60.123}}},
     "jobs": {str(10_000_000 + index): {"cpu_cores": 1.23456, "mem_gib": 3.4567, "disk_mib_per_s": 1234.5,
-                                       "gpu_utilisation": 0.25, "gpu_mem_gib": None} for index in range(4)},
+                                       "gpu_utilization": 0.25, "gpu_mem_gib": None} for index in range(4)},
 }  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def test_use_fits_the_comment_of_four_members_and_comes_back():
 
 
 def test_use_is_left_out_where_the_comment_would_be_too_long():
-    gpus = {str(number): {"utilisation": 0.123, "mem_gib": 60.1} for number in range(16)}
+    gpus = {str(number): {"utilization": 0.123, "mem_gib": 60.1} for number in range(16)}
     report = told_of(several(6), use={**USE, "node": {**USE["node"], "gpus": gpus}})
     assert telemetry.node_use(report) is None
     assert member_report(report, 10_000_005).iterations == 123_456_789
@@ -202,7 +202,7 @@ results = st.builds(
         ProfileDetail,
         **dict.fromkeys(("stage_p95_s", "stage_cv", "busy_s"), four),
         **dict.fromkeys(("iteration_p95_s", "iteration_cv", "host_mem_gib", "cpu_cores", "gradient_mib"), seconds),
-        gpu_utilisation=st.floats(0, 1),
+        gpu_utilization=st.floats(0, 1),
         confidence=st.floats(0, 1),
         warmup_iterations=st.integers(0, 10**4),
         dangers=st.none() | st.sets(st.sampled_from(sorted(DANGERS))).map(tuple),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle
+from fake_slurm import NOW_S, FakeSlurm, behind_license, make_job, make_node, one_cycle
 
 from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.records import comment_tags as tags
@@ -33,7 +33,7 @@ def only(job: Job):
 def gated(kind: str, **changes) -> Job:
     job = make_job(1, **changes)
     return (
-        behind_licence(job) if kind == "licence" else replace(job, admin_comment=f"{job.admin_comment} muri-gate:hold")
+        behind_license(job) if kind == "license" else replace(job, admin_comment=f"{job.admin_comment} muri-gate:hold")
     )
 
 
@@ -44,12 +44,12 @@ def damaged(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("damaged")
-@pytest.mark.parametrize("kind", ["licence", "hold"])
+@pytest.mark.parametrize("kind", ["license", "hold"])
 @pytest.mark.parametrize("leave", ["cycle", "drain"])
 def test_a_job_whose_admin_comment_cannot_be_read_is_left_to_slurm(make_controller, kind, leave):
     nodes = [make_node("n1", usable=False)]
-    slurm = FakeSlurm([gated(kind, admin_comment="muri:on odd")], nodes, gate_license=kind == "licence")
-    slurm.extend_lease(NOW_S + 600) if kind == "licence" else None
+    slurm = FakeSlurm([gated(kind, admin_comment="muri:on odd")], nodes, gate_license=kind == "license")
+    slurm.extend_lease(NOW_S + 600) if kind == "license" else None
     assert only(slurm.jobs[1]).role is Role.NOT_OURS
     if leave == "cycle":
         one_cycle(make_controller, slurm, gate=kind)
@@ -59,13 +59,13 @@ def test_a_job_whose_admin_comment_cannot_be_read_is_left_to_slurm(make_controll
 
 
 @pytest.mark.usefixtures("damaged")
-@pytest.mark.parametrize("kind", ["licence", "hold"])
+@pytest.mark.parametrize("kind", ["license", "hold"])
 def test_whose_hold_it_is_still_counts(kind):
     job = only(gated(kind, admin_comment="muri:on odd", held=True, reason="JobHeldAdmin"))
     if kind == "hold":
         assert (job.role, job.held_by_others, job.gate, job.gated) == (Role.OTHER, True, "hold", False)
     else:
-        assert (job.role, job.gate, job.gated) == (Role.NOT_OURS, "licence", True)
+        assert (job.role, job.gate, job.gated) == (Role.NOT_OURS, "license", True)
 
 
 @pytest.mark.usefixtures("damaged")
@@ -85,7 +85,7 @@ def test_a_job_that_is_not_muris_is_none_of_its_business(changes):
 )
 def test_without_its_users_comment_a_job_is_what_it_was(monkeypatch, comment, role):
     raise_on(monkeypatch, roles, "read_reports", "odd")
-    job = behind_licence(make_job(1, admin_comment=comment, comment="odd"))
+    job = behind_license(make_job(1, admin_comment=comment, comment="odd"))
     found = only(job)
     assert (found.role, found.gated) == (role, True)
     assert found.membership == tags.parse_state(comment)

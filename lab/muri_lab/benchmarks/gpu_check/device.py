@@ -247,10 +247,10 @@ def nvml(check: Check, figures: Figures) -> None:
         run.end()
         told = {model: only(report(run, model)) for model in models}
     figures.add("pcie_mib_per_s", [pcie for pcie, _ in looks])
-    figures.add("utilisation", [utilisation for _, utilisation in looks])
+    figures.add("utilization", [utilization for _, utilization in looks])
     members = {
         model: {
-            "utilisation": shares[model][0],
+            "utilization": shares[model][0],
             "mem_gib": shares[model][1],
             "reserved_gib": told[model]["gpu_mib"].get("reserved", 0.0) / MIB_PER_GIB,
             "iterations_per_s": rates[model],

@@ -137,7 +137,7 @@ def nvml(found: Found) -> Iterator[str]:
     if "unreadable" in found:
         yield f"NVML cannot be read: {found['unreadable']}"
     for model, each in found.get("members", {}).items():
-        used = "no utilization" if each["utilisation"] is None else f"utilization {each['utilisation']:.0%}"
+        used = "no utilization" if each["utilization"] is None else f"utilization {each['utilization']:.0%}"
         held = "no memory" if each["mem_gib"] is None else f"{each['mem_gib']:.2f} GiB"
         yield f"NVML tells of {model}: {used}, {held}; PyTorch has reserved {each['reserved_gib']:.2f} GiB"
     rates = [rate for rate in found.get("pcie_mib_per_s", []) if rate is not None]

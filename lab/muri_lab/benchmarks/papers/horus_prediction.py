@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from muri.profiler.exchange import from_json
 from muri_lab.benchmarks.papers.frame import Curve, Experiment, Figure, Outcome, Row
 from muri_lab.prediction.features import VECTOR, Example, GraphFeatures
-from muri_lab.prediction.predictor import SEED, UTILISATION, Array, Constant, folds, held_out, trees, vectors
+from muri_lab.prediction.predictor import SEED, UTILIZATION, Array, Constant, folds, held_out, trees, vectors
 
 Make = Callable[[], Any]
 
@@ -133,7 +133,7 @@ def _tenths(count: int) -> Array:
 
 def _rmsle(make: Make, examples: tuple[Example, ...], fold: Array) -> float:
     """Root mean square of log(1 + predicted %) − log(1 + measured %), predictions cut off at 0 and 100 %."""
-    measured = UTILISATION.learnt(examples)
+    measured = UTILIZATION.learned(examples)
     predicted = np.clip(held_out(make, vectors(examples), measured, fold), 0.0, np.log1p(100.0))
     return float(np.sqrt(np.mean((predicted - measured) ** 2)))
 
@@ -144,7 +144,7 @@ TREES: Final[dict[str, Make]] = {"LightGBM": lightgbm, "XGBoost": xgboost, "rand
 def figure_6(quick: bool) -> Outcome:
     """What the tree regressors go by, averaged over them as the paper does; a few seconds."""
     examples = saved_zoo()
-    inputs, outputs = vectors(examples), UTILISATION.learnt(examples)
+    inputs, outputs = vectors(examples), UTILIZATION.learned(examples)
     weights = []
     for make in list(TREES.values())[: 1 if quick else None]:
         found = np.asarray(make().fit(inputs, outputs).feature_importances_, dtype=np.float64)
@@ -168,7 +168,7 @@ _FIGURE_6: Final = (
 def figure_4b(quick: bool) -> Outcome:
     """Rank correlation of utilization with single features; a second."""
     examples = saved_zoo()
-    use = np.array([UTILISATION.of(item) for item in examples])
+    use = np.array([UTILIZATION.of(item) for item in examples])
     rows = []
     for name in ("training_flops", "activation_bytes", "parameters", "batch_size"):
         figures = np.array([getattr(item.features, name) for item in examples], dtype=np.float64)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from muri.profiler.records import RESOURCES
-from muri.simulator.metrics import TraceSummary, summarise
+from muri.simulator.metrics import TraceSummary, summarize
 from muri.simulator.model import Trace
 from muri.simulator.run import sweep
 from muri.simulator.traces.read import read_trace
@@ -66,7 +66,7 @@ def simulated_on(name: str, given: Sequence[Path]) -> Outcome:
 
 
 def _outcome(experiment: SimulatorExperiment, traces: Sequence[Trace]) -> Outcome:
-    summaries = summarise(sweep(runs_of_experiment(experiment, traces)))
+    summaries = summarize(sweep(runs_of_experiment(experiment, traces)))
     findings = Findings.of(experiment, summaries)
     rows = (*map(_row, findings.cells), *map(_range_row, findings.ranges))
     curves = tuple(_curves(summaries[0])) if experiment.curves else ()

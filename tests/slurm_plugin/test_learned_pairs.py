@@ -43,23 +43,23 @@ def teach(
         cycle(slurm, make_controller, policy)
 
 
-def learnt(store: ProfileStore, *, turns: bool = False) -> Interference | None:
+def learned(store: ProfileStore, *, turns: bool = False) -> Interference | None:
     return find(by_pair(pair for pair in every_pair(store) if pair.turns == turns), M1, M2)
 
 
-def test_a_pair_without_turns_is_learnt_in_a_few_cycles(make_controller: Make, store: ProfileStore) -> None:
+def test_a_pair_without_turns_is_learned_in_a_few_cycles(make_controller: Make, store: ProfileStore) -> None:
     slurm = running_pair(make_controller)
     for number, times_s in enumerate([(1.5, 1.2), (1.52, 1.18), (1.48, 1.22)], 1):
-        assert learnt(store) is None
+        assert learned(store) is None
         tell(slurm, 100 * number, times_s)
         for _ in range(2):  # the same report is one round
             cycle(slurm, make_controller)
-    found = learnt(store)
+    found = learned(store)
     assert found is not None
     assert (found.a.key, found.b.key, found.rounds) == (M1, M2, 3)
     assert (found.a.ratio, found.b.ratio) == (pytest.approx(1.5, rel=1e-3), pytest.approx(1.2, rel=1e-3))
     assert found.confidence > 0.8
-    assert (found.source, found.turns) == ("learnt", False)
+    assert (found.source, found.turns) == ("learned", False)
     assert (found.a.solo_s, found.a.iterations) == (pytest.approx(1.0), 300)
 
 
@@ -69,17 +69,17 @@ def test_turns_and_warm_ups_teach_nothing(
 ) -> None:
     slurm = running_pair(make_controller)
     teach(slurm, make_controller, [(1.5, 1.2)] * 4, discipline=discipline, each=first)
-    assert learnt(store) is None
+    assert learned(store) is None
 
 
 def test_policies_that_plan_on_pairs_learn_those_in_turns_apart(make_controller: Make, store: ProfileStore) -> None:
     slurm = running_pair(make_controller)
     teach(slurm, make_controller, [(1.9, 1.2), (1.92, 1.18), (1.88, 1.22)], discipline="fair", policy="sjf-bsbf")
-    found = learnt(store, turns=True)
+    found = learned(store, turns=True)
     assert found is not None
     assert (found.a.ratio, found.b.ratio) == (pytest.approx(1.9, rel=1e-3), pytest.approx(1.2, rel=1e-3))
-    assert (found.source, found.turns, found.rounds) == ("learnt", True, 3)
-    assert learnt(store) is None
+    assert (found.source, found.turns, found.rounds) == ("learned", True, 3)
+    assert learned(store) is None
 
 
 def test_a_change_of_the_discipline_begins_a_new_course(make_controller: Make, store: ProfileStore) -> None:
@@ -87,14 +87,14 @@ def test_a_change_of_the_discipline_begins_a_new_course(make_controller: Make, s
     for number, discipline in enumerate(["fair", "fair", "plain", "plain", "fair", "fair"], 1):
         tell(slurm, 100 * number, (1.5, 1.2), discipline)
         cycle(slurm, make_controller, "sjf-bsbf")
-    assert learnt(store) is None
-    assert learnt(store, turns=True) is None
+    assert learned(store) is None
+    assert learned(store, turns=True) is None
 
 
 def test_the_newest_rounds_count_and_older_ones_fade(make_controller: Make, store: ProfileStore) -> None:
     slurm = running_pair(make_controller)
     teach(slurm, make_controller, [(1.2, 1.2)] * 12 + [(1.8, 1.4)] * 11)
-    found = learnt(store)
+    found = learned(store)
     assert found is not None
     assert (found.rounds, len(found.samples)) == (20, 20)
     assert (found.a.ratio, found.b.ratio) == (pytest.approx(1.8), pytest.approx(1.4))
@@ -107,7 +107,7 @@ def test_what_other_jobs_of_the_pair_showed_counts_on(make_controller: Make, sto
     with make_controller(slurm) as muri:  # as if the pair had ended and come together again
         muri._journal.forget_fact(PAIR, str(pilot.job_id))
     teach(slurm, make_controller, [(1.6, 1.3)] * 3, first=5)
-    found = learnt(store)
+    found = learned(store)
     assert found is not None
     assert [round(first, 1) for first, _ in found.samples] == [1.5] * 4 + [1.6] * 3
 
@@ -115,11 +115,11 @@ def test_what_other_jobs_of_the_pair_showed_counts_on(make_controller: Make, sto
 def test_a_surer_measurement_stays(make_controller: Make, store: ProfileStore) -> None:
     slurm = running_pair(make_controller)
     teach(slurm, make_controller, [(1.1 + 0.5 * number, 3.0 - 0.5 * number) for number in range(4)])
-    found = learnt(store)
+    found = learned(store)
     assert found is not None
     sides = (replace(side, ratio=1.3, confidence=0.99) for side in (found.a, found.b))
     put(store, Interference(*sides, rounds=5, measured_s=30.0, measured_at=found.measured_at))
     teach(slurm, make_controller, [(1.5, 1.2)], first=10)
-    found = learnt(store)
+    found = learned(store)
     assert found is not None
     assert (found.a.ratio, found.confidence) == (1.3, 0.99)
