@@ -14,7 +14,7 @@ from muri.policies.lockstep import speed_model
 from muri.policies.options import PolicyOptions
 from muri.policies.schedulers import MuriJct
 from muri.policies.siblings.packed import keeps_promise, with_promises
-from muri.policies.siblings.shares import Servers, fair_share
+from muri.policies.siblings.shares import Servers, exceeds, fair_share
 from muri.policies.traits import Demand
 from muri.policies.types import (
     CpuMemShare,
@@ -58,7 +58,7 @@ class MuriHybrid(MuriJct):
 
 def plan_hybrid(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions) -> Plan:
     """Plan a request: first how groups share, at GPU-proportional shares, then CPUs and memory."""
-    request = with_promises(_with_pairs_of_one_gpu(request), options.min_speed)
+    request = with_promises(_with_rich_units_closed(_with_pairs_of_one_gpu(request)), options.min_speed)
     table = request.interference
     model = speed_model(options.speed_model, ordering=options.ordering, table=table)
     # Groups are chosen as if each could share in its better way, which is decided by worth afterwards.
@@ -75,6 +75,23 @@ def _with_pairs_of_one_gpu(request: PlanRequest) -> PlanRequest:
         return request
     running = tuple(replace(unit, members=tuple(map(_named_by_size, unit.members))) for unit in request.running)
     return replace(request, jobs=tuple(map(_named_by_size, request.jobs)), running=running)
+
+
+def _with_rich_units_closed(request: PlanRequest) -> PlanRequest:
+    """Return the request without joins to units that may have to give back what is above their proportional share.
+
+    A join disturbs no running member, so a unit that is joined keeps it.
+    """
+    if request.larger_than_a_node == "slurm":  # where no running unit gives anything back
+        return request
+    servers = Servers(request.nodes, FreeGpus(request.nodes))
+
+    def is_rich(unit: Running) -> bool:
+        both = zip(_by_node(unit, servers), servers.shares_on(unit.gpus), strict=True)
+        return any(exceeds(Demand(own.cpus, own.mem_gib), Demand(fair.cpus, fair.mem_gib)) for own, fair in both)
+
+    closed = (replace(unit, joinable=False) if is_rich(unit) else unit for unit in request.running)
+    return replace(request, running=tuple(closed))
 
 
 def _named_by_size(job: PlanJob) -> PlanJob:
