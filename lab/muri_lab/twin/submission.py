@@ -62,9 +62,9 @@ def sbatch(nodes: NodeSide, asked: Submission) -> int:
 def _marked(job: Job, asked: Submission, nodes: NodeSide) -> tuple[Job, Holder]:
     """The job with its tags, behind its gate; and who holds it."""
     conf = nodes.slurm.site.conf
-    gate = "hold" if conf.gate == "hold" else "license" if nodes.slurm.lease_runs else "open"
+    gate = "hold" if conf.gate == "hold" else tags.LICENSE_GATE if nodes.slurm.lease_runs else "open"
     comment = tags.with_token(tags.REQUEST_PREFIX + asked.mark, tags.GATE_PREFIX, gate)
-    if gate == "license":
+    if gate == tags.LICENSE_GATE:
         return replace(job, admin_comment=comment, licenses=with_gate(job.licenses)), "user" if asked.held else ""
     if gate == "hold" and asked.held:
         comment += f" {tags.USER_HOLD}"
