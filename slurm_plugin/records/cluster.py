@@ -108,6 +108,7 @@ class Job:
     their own; "" where that is not known."""
     array_limit: int = 0  # How many of the array's tasks may run at once (`--array=…%N`), 0 for any number
     cpus_per_gpu: int = 0  # CPUs for each GPU that it gets because its request names none
+    oversubscribe: bool = False  # It shares CPUs with others of its kind where its partition allows that
 
     @property
     def given_cpus(self) -> int:
@@ -281,6 +282,7 @@ class JobChange:
     name: str | None = None  # Of a running job, too
     licenses: str | None = None  # Of a running job, too
     nice: int | None = None  # Slurm ignores it where the priority was fixed
+    oversubscribe: bool | None = None  # Whether its CPUs may be shared (OverSubscribe)
     owner: tuple[int, int] | None = None
     """The uid and gid of the job's user, in whose name its request is changed, and within whose limits; None: root
     changes it, and Slurm exempts what root changes from the limits of partition and QOS, for good."""
@@ -333,6 +335,7 @@ class NewJob:
     reservation: str = ""
     features: str = ""  # As --constraint takes them
     excluded_nodes: str = ""  # Folded host list
+    oversubscribe: bool = False  # Whether its CPUs may be shared (--oversubscribe)
     muri: str = ""
     """Value of --muri; "" where the job goes past Muri: it is submitted held then, to be tagged by root."""
 

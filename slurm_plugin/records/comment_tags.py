@@ -24,6 +24,9 @@ PILOT_PREFIX: Final = "muri-pilot:"
 DRY_RUN_PREFIX: Final = "muri-dryrun:"
 SCRIPT_PREFIX: Final = "muri-script:"
 
+GRANT_PREFIX: Final = "muri-grant:"
+"""In a member's AdminComment: the pilot job whose GPUs are opened for it. The SPANK plugin acts on it, as root."""
+
 CALLS_PREFIX: Final = "muri-calls:"
 """In a job's AdminComment: "no" where its batch script does not call `muri run` itself."""
 
@@ -91,6 +94,7 @@ class Original:
     mem_per_node_mib: int
     time_limit_s: int
     mem_per_cpu_mib: int = 0
+    oversubscribe: bool = False
 
 
 @dataclass(frozen=True, slots=True)

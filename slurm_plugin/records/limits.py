@@ -59,6 +59,7 @@ class PartitionLimits:
     cpus_per_gpu: int = 0  # DefCpuPerGPU, for jobs that name no CPUs
     mem_per_gpu: bool = False  # Jobs get memory for each GPU where they name none (DefMemPerGPU)
     counts_mem: bool = False  # Slurm gives out each MiB of a node's memory once
+    oversubscribe: int = 1  # How many jobs that agree to it may share a CPU (OverSubscribe=YES:N), 1 for none
 
     @property
     def all_mem(self) -> bool:
