@@ -290,12 +290,14 @@ class JobChange:
     @property
     def by_root(self) -> "JobChange":
         """The part that only an administrator may change."""
-        return JobChange(admin_comment=self.admin_comment, licenses=self.licenses, nice=self.nice)
+        return JobChange(
+            admin_comment=self.admin_comment, licenses=self.licenses, nice=self.nice, oversubscribe=self.oversubscribe
+        )
 
     @property
     def by_owner(self) -> "JobChange":
         """The rest: the job's request."""
-        return replace(self, admin_comment=None, licenses=None, nice=None)
+        return replace(self, admin_comment=None, licenses=None, nice=None, oversubscribe=None)
 
     @property
     def least_cpus(self) -> int | None:
