@@ -157,6 +157,8 @@ def _partition(line: str, settings: Mapping[str, str]) -> PartitionLimits:
     most_mem = fields if any(parse_count(fields.get(name, "")) is not None for name in _MOST_MEM) else settings
     defaults = (_JOB_DEFAULT.findall(each.get("JobDefaults", "")) for each in (settings, fields))
     per_gpu = {name: int(value) for found in defaults for name, value in found}
+    sharing, _, most = fields.get("OverSubscribe", "").partition(":")
+    jobs_on_cpu = parse_count(most) or 1
     own_select = fields.get("SelectTypeParameters", "NONE")
     select = settings.get("SelectTypeParameters", "") if own_select == "NONE" else own_select
     return PartitionLimits(
@@ -164,13 +166,15 @@ def _partition(line: str, settings: Mapping[str, str]) -> PartitionLimits:
         state=fields.get("State", "UP"),
         max_time_s=parse_duration_s(fields.get("MaxTime", "")),
         qos="" if fields.get("QoS", "N/A") == "N/A" else fields["QoS"],
-        exclusive=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive", "NO") not in ("NO", "USER"),
+        exclusive=sharing == "EXCLUSIVE" or fields.get("Exclusive", "NO") not in ("NO", "USER"),
         max_mem_per_node_mib=parse_count(most_mem.get("MaxMemPerNode", "")),
         max_mem_per_cpu_mib=parse_count(most_mem.get("MaxMemPerCPU", "")),
         default_mem=_gives_mem(fields) or _gives_mem(settings),
         cpus_per_gpu=per_gpu.get("DefCpuPerGPU", 0),
         mem_per_gpu="DefMemPerGPU" in per_gpu,
         counts_mem="MEMORY" in select.upper(),
+        oversubscribe=jobs_on_cpu if sharing == "YES" else 1,
+        shares_all=sharing == "FORCE" and jobs_on_cpu > 1,
     )
 
 

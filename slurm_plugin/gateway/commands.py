@@ -241,5 +241,6 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "StartTime": text_fields.SOON if change.start_now else None,
         "Licenses": change.licenses,
         "Nice": change.nice,
+        "OverSubscribe": "YES" if change.oversubscribe else None,
     }
     return [f"{name}={value}" for name, value in settings.items() if value is not None]

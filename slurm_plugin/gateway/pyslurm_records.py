@@ -254,6 +254,7 @@ def _record(job: Any, taken_s: float, details: JobDetails, partitions: Mapping[s
         array_tasks=tasks or (str(_number(job.array_task_id)) if job.array_id else ""),  # pyslurm shows no task 0
         array_limit=_number(job.array_tasks_parallel),
         cpus_per_gpu=default.cpus_per_gpu if job.cpus_per_task is None else 0,
+        oversubscribe=request.shares_cpus,
     )
 
 
@@ -302,6 +303,7 @@ def _request(job: Any, details: JobDetails, default: PartitionLimits) -> Request
         cpus_per_task=_count(job.cpus_per_task),
         min_cpus_per_node=_number(job.min_cpus_per_node),
         all_mem=details.all_mem and default.default_mem,
+        shares_all=default.shares_all,
     )
 
 
@@ -337,6 +339,7 @@ def change_fields(change: JobChange) -> dict[str, Any]:
         "begin_time": text_fields.SOON if change.start_now else None,
         "licenses": _text(change.licenses),
         "nice": None if change.nice is None else str(change.nice),  # the number 0 is left out
+        "resource_sharing": "yes" if change.oversubscribe else None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -215,6 +215,7 @@ def job_of(
         array_tasks=text_fields.waiting_tasks(tasks),
         array_limit=known.array_limit if tasks else 0,
         cpus_per_gpu=_number(row["cpus-per-tres"].removeprefix("gpu:")) if default.cpus_per_gpu else 0,
+        oversubscribe=request.shares_cpus,
     )
 
 
@@ -243,6 +244,7 @@ def _request(
         cpus_per_task=_number(row["cpus-per-task"]) or max(1, cpu_count // task_count),
         min_cpus_per_node=_number(row["MinCPUs"]),
         all_mem=default.default_mem and not mem_mib and row["mem-per-tres"] in _NOT_SET,
+        shares_all=default.shares_all,
     )
     per_node_mib = text_fields.mem_of_cpus_mib(mem_mib, cpu_count, node_count) if per_cpu else mem_mib
     return per_node_mib, mem_mib if per_cpu else 0, request

@@ -390,5 +390,6 @@ def sbatch_arguments(job: NewJob, mark: str) -> list[str]:
     # sbatch obeys lines that begin with #PBS or #BSUB behind the command, too: a user's argument may hold one.
     requeue = "--requeue" if job.requeue else "--no-requeue"
     held = [] if job.muri else ["--hold"]
+    shared = ["--oversubscribe"] if job.oversubscribe else []
     options = [f"--{name}={value}" for name, value in values.items()]
-    return ["sbatch", "--parsable", "--ignore-pbs", *held, requeue, *options]
+    return ["sbatch", "--parsable", "--ignore-pbs", *held, requeue, *shared, *options]

@@ -254,8 +254,10 @@ FIELDS: Final[Mapping[str, Field]] = {
 }
 """Fields of a request that are empty unless an option set them."""
 
+SHARED: Final = "oversubscribe"
+
 SHARING: Final[Mapping[str, str]] = {
-    "NO": "none", "NODE": "none", "YES": "oversubscribe", "USER": "user", "MCS": "mcs", "TOPO": "topo",
+    "NO": "none", "NODE": "none", "YES": SHARED, "USER": "user", "MCS": "mcs", "TOPO": "topo",
 }  # fmt: skip
 """Slurm's words for how a job shares nodes, and those of `Request.sharing`."""
 
@@ -264,8 +266,6 @@ _OPTION_OF_SHARING: Final[Mapping[str, str]] = {
     "user": "--exclusive=user",
     "mcs": "--exclusive=mcs",
     "topo": "--exclusive=topo",
-    "oversubscribe": "--oversubscribe",
-    "shared": "--oversubscribe",
 }
 
 _OPTION_OF_FLAG: Final[Mapping[str, str]] = {
@@ -304,6 +304,12 @@ class Request:
     cpus_per_task: int = 1
     min_cpus_per_node: int = 0
     all_mem: bool = False  # It asks for all memory of its nodes
+    shares_all: bool = False  # Its partition shares CPUs of all jobs
+
+    @property
+    def shares_cpus(self) -> bool:
+        """Whether it shares CPUs with others that do."""
+        return SHARED in self.sharing
 
 
 @lru_cache(maxsize=4096)
@@ -316,6 +322,8 @@ def _of_fields(request: Request) -> Iterator[str]:
     yield from (FIELDS[name].option for name, _ in request.values if name in FIELDS)
     yield from (_OPTION_OF_SHARING[word] for word in request.sharing if word in _OPTION_OF_SHARING)
     yield from (_OPTION_OF_FLAG[word] for word in request.flags if word in _OPTION_OF_FLAG)
+    if request.shares_all:
+        yield "--oversubscribe"
     if "," in request.partition:
         yield "--partition"
     if request.wckey.strip("*") and not request.wckey.startswith("*"):

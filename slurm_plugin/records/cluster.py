@@ -282,7 +282,9 @@ class JobChange:
     name: str | None = None  # Of a running job, too
     licenses: str | None = None  # Of a running job, too
     nice: int | None = None  # Slurm ignores it where the priority was fixed
-    oversubscribe: bool | None = None  # Whether its CPUs may be shared (OverSubscribe)
+    oversubscribe: bool | None = None
+    """True: its CPUs may be shared (OverSubscribe). Slurm cannot take that back, so False leaves a job as it is: the
+    opposite that Slurm knows stands for a node of its own (`--exclusive`)."""
     owner: tuple[int, int] | None = None
     """The uid and gid of the job's user, in whose name its request is changed, and within whose limits; None: root
     changes it, and Slurm exempts what root changes from the limits of partition and QOS, for good."""

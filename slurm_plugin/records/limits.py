@@ -60,6 +60,7 @@ class PartitionLimits:
     mem_per_gpu: bool = False  # Jobs get memory for each GPU where they name none (DefMemPerGPU)
     counts_mem: bool = False  # Slurm gives out each MiB of a node's memory once
     oversubscribe: int = 1  # How many jobs that agree to it may share a CPU (OverSubscribe=YES:N), 1 for none
+    shares_all: bool = False  # Its jobs share CPUs whether they agree or not (OverSubscribe=FORCE:N)
 
     @property
     def all_mem(self) -> bool:

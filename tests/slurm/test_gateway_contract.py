@@ -2,10 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from gateway_inside import ALICE, GatewayInside, RefusedError, by_commands, new_job
 from muri_cluster import MuriCluster
+from slurm_cases import REMOVED
 
 from muri.slurm_plugin.records.cluster import JobChange, JobState
 from sandbox.driver import Driver
@@ -94,6 +96,53 @@ def test_submitted_job_runs_as_its_user_with_its_environment_only(inside: Gatewa
     assert printed.startswith("alice\n/home/alice\ngpus=1\n")
     assert f"AWKWARD={awkward}\n" in printed
     assert "LEAK" not in printed
+
+
+def test_a_job_that_shares_cpus_is_seen_and_submitted(inside: GatewayInside) -> None:
+    driver = inside.driver
+    asked = driver.submit("--hold", "--oversubscribe", "--gres=gpu:1", "--wrap=true")
+    plain = driver.submit("--hold", "--gres=gpu:1", "--wrap=true")
+    own = inside.submit(new_job(oversubscribe=True, required_nodes="n1", mem_per_node_mib=100, cpu_count=16))
+    driver.wait_state(own, "RUNNING")
+    snapshot = inside.snapshot()
+    jobs = {job.job_id: job for job in snapshot.jobs}
+    assert [jobs[each].oversubscribe for each in (asked, plain, own)] == [True, False, True]
+    assert [jobs[each].special for each in (asked, plain, own)] == [(), (), ()]
+    assert {each.name: each.oversubscribe for each in snapshot.limits.partitions} == {"main": 4, "small": 4, "two": 4}
+
+
+def test_a_node_that_shares_cpus_counts_each_cpu_once(inside: GatewayInside) -> None:
+    submit = ("--oversubscribe", "--nodelist=n1", "--cpus-per-task=16", "--mem=1000", "--wrap=sleep 600")
+    jobs = [inside.driver.submit(*submit) for _ in range(5)]
+    for job_id in jobs[:4]:
+        inside.driver.wait_state(job_id, "RUNNING")
+    node = next(node for node in inside.snapshot().nodes if node.name == "n1")
+    assert (node.cpus_allocated, node.cpu_count, node.mem_allocated_mib) == (16, 16, 4000)
+    inside.driver.wait_until(lambda: inside.job(jobs[4]).reason == "Resources", "the fifth layer")
+
+
+def test_a_change_that_lets_cpus_be_shared_keeps_all_else(inside: GatewayInside) -> None:
+    options = ("--gres=gpu:1", "--cpus-per-task=4", "--mem=3000", "--time=10", "--no-requeue")
+    job_id = inside.driver.submit("--hold", *options, "--wrap=true")
+    before = inside.job(job_id)
+    # Slurm 22.05 keeps the GPUs of a waiting job, whatever it is asked for.
+    gpus = {} if inside.driver.instance.slurm_version.startswith("22.05") else {"gpu_request": REMOVED}
+    change = JobChange(required_nodes="n2", admin_comment="muri-grant:7", oversubscribe=True, **gpus)
+    inside.modify(job_id, change)
+    member = replace(before, required_nodes="n2", admin_comment="muri-grant:7", oversubscribe=True)
+    member = replace(member, gpu_count=0, gpu_request=REMOVED) if gpus else member
+    assert inside.job(job_id) == member
+    back = {"gpu_request": before.gpu_request} if gpus else {}
+    inside.modify(job_id, JobChange(required_nodes="", admin_comment="", oversubscribe=False, **back))
+    # The opposite that Slurm knows is a node of its own: it stays as it is.
+    assert inside.job(job_id) == replace(before, oversubscribe=True)
+
+
+def test_root_lets_cpus_be_shared_where_the_user_changes_the_rest(inside: GatewayInside) -> None:
+    job_id = inside.driver.submit("--hold", "--cpus-per-task=4", "--time=10", "--wrap=true")
+    inside.modify(job_id, JobChange(time_limit_s=300, oversubscribe=True, owner=(ALICE, ALICE)))
+    job = inside.job(job_id)
+    assert (job.time_limit_s, job.oversubscribe, job.cpu_count) == (300, True, 4)
 
 
 def test_environment_of_a_pending_job(inside: GatewayInside) -> None:

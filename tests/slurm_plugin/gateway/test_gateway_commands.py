@@ -29,6 +29,8 @@ def test_update_settings() -> None:
     assert update_settings(JobChange(start_now=True)) == ["StartTime=now+2"]
     assert update_settings(JobChange(licenses="")) == ["Licenses="]
     assert update_settings(JobChange(mem_per_cpu_mib=500)) == ["MinMemoryCPU=500"]
+    assert update_settings(JobChange(oversubscribe=True)) == ["OverSubscribe=YES"]
+    assert update_settings(JobChange(oversubscribe=False)) == []
     with pytest.raises(GatewayError, match="gres/gpu:1"):
         update_settings(JobChange(gpu_request="??:"))
 

@@ -148,6 +148,8 @@ def test_change_is_translated() -> None:
     assert pyslurm_records.change_fields(JobChange(start_now=True)) == {"begin_time": "now+2"}
     assert pyslurm_records.change_fields(JobChange(licenses="m:1")) == {"licenses": "m:1"}
     assert pyslurm_records.change_fields(JobChange(mem_per_cpu_mib=500)) == {"memory_per_cpu": "500M"}
+    assert pyslurm_records.change_fields(JobChange(oversubscribe=True)) == {"resource_sharing": "yes"}
+    assert pyslurm_records.change_fields(JobChange(oversubscribe=False)) == {}
     cleared = pyslurm_records.change_fields(JobChange(licenses=""))["licenses"]
     assert (bool(cleared), cleared[0] != "\0", len(cleared), cleared.encode()) == (True, True, 0, b"")
     with pytest.raises(GatewayError, match="malformed"):

@@ -52,10 +52,20 @@ class Commands:
 def test_partitions():
     limits = LimitsReader(Commands()).read()
     assert limits.partitions == (
-        PartitionLimits("gpu", max_time_s=172800, qos="gpuqos", max_mem_per_node_mib=64000),
+        PartitionLimits("gpu", max_time_s=172800, qos="gpuqos", max_mem_per_node_mib=64000, oversubscribe=4),
         PartitionLimits("whole", state="DRAIN", exclusive=True),
     )
     assert (limits.enforced, limits.priority_type, limits.why_unknown) == (True, "priority/multifactor", "")
+
+
+@pytest.mark.parametrize(
+    ("setting", "jobs_on_cpu", "shares_all"),
+    [("NO", 1, False), ("YES:4", 4, False), ("YES:1", 1, False), ("FORCE:4", 1, True), ("FORCE:1", 1, False),
+     ("EXCLUSIVE", 1, False)],
+)  # fmt: skip
+def test_how_many_jobs_share_a_cpu(setting: str, jobs_on_cpu: int, shares_all: bool):
+    (found,) = LimitsReader(Commands(partition=f"PartitionName=a OverSubscribe={setting}\n")).read().partitions
+    assert (found.oversubscribe, found.shares_all) == (jobs_on_cpu, shares_all)
 
 
 def test_what_a_partition_sets_goes_before_what_the_cluster_does():

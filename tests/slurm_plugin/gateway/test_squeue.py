@@ -95,7 +95,7 @@ def test_ordinary_requests_are_not_special(version: str) -> None:
         ({"Exclusive": "NODE"}, ("--exclusive",)),
         ({"OverSubscribe": "USER"}, ("--exclusive=user",)),
         ({"Exclusive": "TOPO"}, ("--exclusive=topo",)),
-        ({"OverSubscribe": "YES"}, ("--oversubscribe",)),
+        ({"OverSubscribe": "YES"}, ()),
         ({"CoreSpec": "1 Threads"}, ("--core-spec",)),
         ({"cpus-per-tres": "gpu:3", "mem-per-tres": "gpu:3000"}, ()),  # the partition's defaults
         ({"cpus-per-tres": "gres:gpu:3"}, ("--cpus-per-gpu",)),
@@ -118,6 +118,13 @@ def test_ordinary_requests_are_not_special(version: str) -> None:
 )  # fmt: skip
 def test_options_that_muri_does_not_carry_over(fields: dict[str, str], special: tuple[str, ...]) -> None:
     assert job_of(row(NEW, "bare") | fields, None, 0.0).special == special
+
+
+def test_a_job_shares_cpus_where_it_or_its_partition_says_so() -> None:
+    plain, asked = (row(NEW, "bare") | {"OverSubscribe": word} for word in ("OK", "YES"))
+    assert [job_of(each, None, 0.0).oversubscribe for each in (plain, asked)] == [False, True]
+    of_force = job_of(asked, None, 0.0, PartitionLimits("main", shares_all=True))
+    assert of_force.special == ("--oversubscribe",)
 
 
 def test_no_memory_is_all_memory_only_where_jobs_get_some_by_default() -> None:

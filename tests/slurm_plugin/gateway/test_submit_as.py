@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -263,3 +264,4 @@ def test_sbatch_command_line() -> None:
         "--nodelist=n[1-2]", "--exclude=n9", "--constraint=[a*1&b*1]", "--licenses=m:1", "--reservation=r",
         "--output=/o", "--input=/dev/null", "--comment=mark",
     ]  # fmt: skip
+    assert "--oversubscribe" in sbatch_arguments(replace(job, oversubscribe=True), "mark")
