@@ -1,7 +1,8 @@
 """The protocol between a member's process and the runtime's arbiter, and the process's side of it.
 
-The runtime starts the process with one end of a SOCK_SEQPACKET pair and a page of shared memory. Only `ACQUIRE` and
-`YIELD` are answered; the process does not wait after a release or a finished iteration. The page holds one byte per
+The runtime gives the process one end of a SOCK_SEQPACKET pair and a page of shared memory. Only `ACQUIRE`, `YIELD` and
+`OUT_OF_MEMORY` are answered; the process does not wait after a release or a finished iteration. Where the runtime
+closes a channel, the gate opens for good: the script goes on without turns. The page holds one byte per
 resource, set while a yield point has to ask: a member waits for the resource, or has a minimum speed and the stage had
 no yield point yet. One more byte tells that members take no turns, or that there is only one; then no resource is
 asked for. It may change at any time: granted resources are given back all the same, and a stage that began without
@@ -16,7 +17,6 @@ import contextlib
 import json
 import mmap
 import os
-import signal
 import socket
 import struct
 import threading
@@ -40,11 +40,17 @@ FACTS: Final = b"F"[0]
 CHANNEL: Final = b"L"[0]
 """Comes with an open socket: another thread of the member speaks over that."""
 
-GRANTED: Final = b"G"[0]
-INTERRUPTED: Final = b"I"[0]
+EXIT: Final = b"X"[0]
+"""Comes with the exit code, right before a script's normal end."""
+
+OUT_OF_MEMORY: Final = b"M"[0]
+"""The script ends for lack of GPU memory; the answer is 1 where others have shared its GPU, else 0."""
 
 STAGE_MESSAGE: Final = struct.Struct("=BB")
-ANSWER: Final = struct.Struct("=Bd")
+ANSWER: Final = struct.Struct("=d")
+"""The seconds waited, or what the question says."""
+
+EXIT_MESSAGE: Final = struct.Struct("=Bi")
 INTERVAL_MESSAGE: Final = struct.Struct("=BBddd")
 _ITERATION_MESSAGE: Final = struct.Struct(f"=B{1 + 2 * STAGE_COUNT}d")
 LARGEST_MESSAGE_BYTES: Final = 1024
@@ -143,6 +149,14 @@ class ProcessGate(Gate):
         """Tell the runtime the facts that only this process knows of itself."""
         self._tell(bytes([FACTS]) + json.dumps(facts, separators=(",", ":")).encode())
 
+    def exit(self, code: int) -> None:
+        """Tell the runtime the exit code with which this process ends."""
+        self._tell(EXIT_MESSAGE.pack(EXIT, code))
+
+    def had_company(self) -> bool:
+        """Tell the runtime that the script ends for lack of GPU memory; return whether others have shared its GPU."""
+        return self._ask(OUT_OF_MEMORY, 0) > 0
+
     def interval(self, stage: int, start_s: float, end_s: float, wait_s: float) -> None:
         """Tell the runtime's trace; both sides read the same monotonic clock."""
         self._tell(INTERVAL_MESSAGE.pack(INTERVAL, stage, start_s, end_s, wait_s))
@@ -172,7 +186,7 @@ class ProcessGate(Gate):
             raise raised
 
     def _ask(self, kind: int, stage: int) -> float:
-        """Send a request, wait for its answer, and return the seconds that the arbiter let wait.
+        """Send a request, wait for its answer, and return it: the seconds that the arbiter let wait; 0 without one.
 
         A signal handler of the script may raise at any time. Once the request is sent its answer is waited for, and a
         granted resource given back, before the script gets its exception.
@@ -195,15 +209,10 @@ class ProcessGate(Gate):
         answer = answers[0] if answers else b""
         self._lost |= not answer  # the runtime closed the connection
         if raised is not None:
-            if kind == ACQUIRE and answer[:1] == bytes([GRANTED]):
+            if kind == ACQUIRE and answer:
                 self._tell(STAGE_MESSAGE.pack(RELEASE, stage))
             raise raised
-        if not answer:
-            return 0.0
-        kind, waited_s = ANSWER.unpack(answer)
-        if kind == INTERRUPTED:
-            raise SystemExit(128 + signal.SIGTERM)
-        return float(waited_s)
+        return float(ANSWER.unpack(answer)[0]) if answer else 0.0
 
 
 def is_gated(environment: Mapping[str, str]) -> bool:
@@ -216,12 +225,24 @@ def _call(function: Callable[[Argument], Result], argument: Argument, results: l
     results.extend(map(function, (argument,)))
 
 
+_made: Final[dict[str, ProcessGate | None]] = {}
+_making: Final = threading.Lock()
+os.register_at_fork(after_in_child=_made.clear)
+
+
 def gate_from_environment(environment: Mapping[str, str]) -> ProcessGate | None:
-    """Return the gate of this process; None when it is not a member's own process (or only a child of one)."""
+    """Return the one gate of this process; None when it is not a member's own process (or only a child of one)."""
     address = _own_address(environment)
     if address is None:
         return None
-    socket_fd, page_fd, traced = address
+    with _making:  # two threads may mark their first stage at once
+        text = environment[VARIABLE]
+        if text not in _made:
+            _made[text] = _make(*address)
+        return _made[text]
+
+
+def _make(socket_fd: int, page_fd: int, traced: int) -> ProcessGate | None:
     with contextlib.suppress(OSError, ValueError):
         main = socket.socket(fileno=socket_fd)
         main.set_inheritable(False)
@@ -229,6 +250,13 @@ def gate_from_environment(environment: Mapping[str, str]) -> ProcessGate | None:
         os.close(page_fd)
         return ProcessGate(main, page, traced=bool(traced))
     return None
+
+
+def gate_variables(socket_fd: int, page_fd: int, *, traced: bool) -> dict[str, str]:
+    """Return the variable by which the program that this process becomes finds its gate, and keep both files open."""
+    for file in (socket_fd, page_fd):
+        os.set_inheritable(file, True)
+    return {VARIABLE: f"{os.getpid()}:{socket_fd}:{page_fd}:{int(traced)}"}
 
 
 def _own_address(environment: Mapping[str, str]) -> tuple[int, int, int] | None:

@@ -1,7 +1,8 @@
 """How `muri run` attaches to the runtime: where it finds the socket, and the frames that they exchange.
 
 A frame is a version byte, a length, and JSON. The first one brings the member's standard input, output and error as
-open file descriptors: the script then writes to the very files that its job has.
+open file descriptors: a thread of the runtime then writes to the very files that its job has. Any other script is sent
+home: `muri run` becomes it, with a gate to the runtime.
 """
 
 import array
@@ -12,7 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,16 @@ from muri.files import RUN_DIR_VARIABLE, RendezvousError
 from muri.text import json_of
 
 VERSION: Final = 1
+PILOT_VARIABLE: Final = "MURI_PILOT"
+"""In a member's environment, set by the SPANK plugin: the pilot job whose GPUs are open for it."""
+
+NO_JOB: Final = "0"
+"""Stands for the pilot job of a runtime outside of Slurm."""
+
+HOME: Final = "home"
+"""The type of the frame that lets a member's process become the script itself. Beside it come the gate's socket and the
+shared page (`process_gate`)."""
+
 ISOLATION_VARIABLE: Final = "MURI_ISOLATION"
 """In a member's environment: "thread" or "process", whatever the site's default is."""
 
@@ -44,7 +55,7 @@ class ProtocolError(MuriError):
 
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
-    """A member's request to run its script in the runtime; the fields with defaults are missing from older members."""
+    """A member's request for a place in its group: what it runs, and what a thread of the runtime needs to run it."""
 
     job_id: str
     target: (
@@ -58,8 +69,6 @@ class AttachRequest:
     executable: str  # the member's Python, absolute
     prefix: str  # its sys.prefix
     python: str  # its sys.version
-    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # soft and hard, by their names in `resource`
-    nice: int | None = None
     blocked: tuple[int, ...] = ()  # signals that it was started with as blocked
     ignored: tuple[int, ...] = ()
     options: tuple[str, ...] = ()  # Python's own options before the script
@@ -67,7 +76,7 @@ class AttachRequest:
     def to_frame(self) -> Frame:
         """Return the frame that carries the request."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return values | {"type": "attach", "environment": dict(self.environment), "limits": dict(self.limits)}
+        return values | {"type": "attach", "environment": dict(self.environment)}
 
     @classmethod
     def from_frame(cls, frame: Frame) -> "AttachRequest":
@@ -78,13 +87,9 @@ class AttachRequest:
         """
         values = {name: frame[name] for name in cls.__dataclass_fields__ if name in frame}
         try:
-            limits = {name: (int(soft), int(hard)) for name, (soft, hard) in frame.get("limits", {}).items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ProtocolError(f"the attach request has malformed limits: {error}") from error
-        try:
             signals = {name: tuple(map(int, frame.get(name, ()))) for name in ("blocked", "ignored")}
             words = {name: tuple(frame.get(name, ())) for name in ("arguments", "options")}
-            return cls(**values | signals | words | {"limits": limits})
+            return cls(**values | signals | words)
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"the attach request lacks fields: {error}") from error
 
@@ -120,11 +125,13 @@ def receive(connection: socket.socket) -> Frame | None:
     return None if header is None else _receive_body(connection, header)
 
 
-def receive_with_files(connection: socket.socket, file_count: int) -> tuple[Frame, list[int]] | None:
-    """Return the first frame and the file descriptors beside it, None when the other side has closed.
+def receive_with_files(
+    connection: socket.socket, file_count: int, *, maybe_none: bool = False
+) -> tuple[Frame, list[int]] | None:
+    """Return the next frame and the file descriptors beside it, None when the other side has closed.
 
     Raises:
-        ProtocolError: The data is not a frame of this version with that many files.
+        ProtocolError: The data is not a frame of this version with that many files, or none if it `maybe_none`.
     """
     space = socket.CMSG_SPACE(file_count * array.array("i").itemsize)
     start, ancillary, _, _ = connection.recvmsg(_HEADER.size, space, socket.MSG_CMSG_CLOEXEC)
@@ -135,17 +142,18 @@ def receive_with_files(connection: socket.socket, file_count: int) -> tuple[Fram
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             files.frombytes(data[: len(data) - len(data) % files.itemsize])
     try:
-        return _finish_first_frame(connection, start, len(files) - file_count), list(files)
+        surplus = 0 if maybe_none and not files else len(files) - file_count
+        return _finish_frame(connection, start, surplus), list(files)
     except (ProtocolError, OSError):
         for file in files:
             os.close(file)
         raise
 
 
-def _finish_first_frame(connection: socket.socket, start: bytes, surplus: int) -> Frame:
+def _finish_frame(connection: socket.socket, start: bytes, surplus: int) -> Frame:
     if surplus:
         count = f"{abs(surplus)} open files too {'many' if surplus > 0 else 'few'}"
-        raise ProtocolError(f"the first frame came with {count}")
+        raise ProtocolError(f"a frame came with {count}")
     rest = _receive_exactly(connection, _HEADER.size - len(start)) if len(start) < _HEADER.size else b""
     if rest is None:
         raise ProtocolError("the connection ended within a frame")
@@ -204,16 +212,9 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
     return bytes(parts)
 
 
-def member_socket(run_dir: Path, job_id: str, rank: int | None = None) -> Path:
-    """Return the name under which a member finds its runtime; with a rank in a group of several ranks."""
-    return run_dir / (f"job-{job_id}.sock" if rank is None else f"job-{job_id}.r{rank}.sock")
-
-
 def pilot_socket(run_dir: Path, pilot_job: str, rank: int | None = None) -> Path:
-    """Return the name under which a new member finds the runtime of a pilot job; see `member_socket` for the rank."""
-    name = f"{pilot_job}.sock" if rank is None else f"{pilot_job}.r{rank}.sock"
-    old = run_dir / f"host-{name}"  # of a runtime of 0.2, which outlives an upgrade
-    return old if old.exists() else run_dir / f"pilot-{name}"
+    """Return the name under which members find the runtime of a pilot job; with a rank in a group of several ranks."""
+    return run_dir / (f"pilot-{pilot_job}.sock" if rank is None else f"pilot-{pilot_job}.r{rank}.sock")
 
 
 def runtime_socket(run_dir: Path, pid: int) -> Path:

@@ -26,9 +26,10 @@ OWN: Final = ("slurm", "muri.slurm_plugin.node.membership:SlurmMembership")
 
 MODULE: Final = "muri.launcher.job.scheduler"
 REQUEUE_STOPPED: Final = "requeue-stopped"
+REQUEUE_FOR_MEMORY: Final = "requeue-for-memory"
 DECLARE_CHECKPOINT: Final = "declare-checkpoint"
 DONE: Final = 0
-NOT_RUNNING: Final = 3
+NOT_DONE: Final = 3
 """Exit codes of the process, which prints it, too; with any other one the last line of its stderr says what failed."""
 
 _LIMIT_S: Final = 300.0
@@ -116,6 +117,15 @@ def requeue_stopped(job_id: str, run: int) -> bool:
     return _call(REQUEUE_STOPPED, job_id, run) == DONE
 
 
+def requeue_for_memory(job_id: str, run: int) -> bool:
+    """Requeue a job that ran out of GPU memory beside others, from the script's own process; see `Membership`.
+
+    Raises:
+        SchedulerCallError: The scheduler did not accept it.
+    """
+    return _call(REQUEUE_FOR_MEMORY, job_id, run) == DONE
+
+
 def declare_checkpoint(job_id: str, run: int) -> None:
     """Tell the controller, from the script's own process, that this run of the job can be stopped and resumed.
 
@@ -135,7 +145,7 @@ def _call(what: str, job_id: str, run: int) -> int:
         raise SchedulerCallError(f"{command[0]}: {error}") from error
     words = done.stdout.split()
     code = int(words[-1]) if words else done.returncode or 1  # 0 where the script ignores SIGCHLD, whatever it was
-    if code not in (DONE, NOT_RUNNING):
+    if code not in (DONE, NOT_DONE):
         complaint = done.stderr.strip().splitlines() or [f"{command[0]} ended with exit code {code}"]
         raise SchedulerCallError(complaint[-1])
     sys.stderr.write(done.stderr)
@@ -149,10 +159,12 @@ def answer(arguments: Sequence[str]) -> int:
         membership = load_membership()
         if what == DECLARE_CHECKPOINT:
             membership.declare_checkpoint(job_id, int(run))
+        elif what == REQUEUE_FOR_MEMORY:
+            return DONE if membership.requeue_for_memory(job_id) else NOT_DONE
         elif membership.runs(job_id):
             membership.requeue_stopped(job_id, int(run))
         else:
-            return NOT_RUNNING
+            return NOT_DONE
     except MuriError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -1,13 +1,11 @@
 """Loads a script or module as `__main__`, calls hooks after imports, and lets gloo's threads finish before Python ends.
 
-A script that ran out of GPU memory leaves a mark in a file that the runtime named, because its exit code does not show
-the cause: beside others the scheduler may be at fault.
+Tells an error for lack of GPU memory from others: beside others the scheduler may be at fault for it.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib.util
 import io
 import os
@@ -189,9 +187,6 @@ def _keep_groups(module: ModuleType) -> None:
     model._ddp_init_helper = make_reducer
 
 
-MARK_VARIABLE: Final = "MURI_OUT_OF_MEMORY_MARK"
-"""Names the file that a script in a process of its own makes when it ends so; the script doesn't see the variable."""
-
 _WORDS: Final = re.compile(
     r"(CUDA|HIP)( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory"
 )
@@ -212,13 +207,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         isinstance(link, RuntimeError) and (type(link).__name__ == "OutOfMemoryError" or _WORDS.search(str(link)))
         for link in chain_of(error)
     )
-
-
-def leave_mark(error: BaseException, mark: str) -> None:
-    """Tell the runtime, if it named a file for that, that the script ends for lack of GPU memory."""
-    if mark and is_out_of_memory(error):
-        with contextlib.suppress(OSError):
-            Path(mark).touch()
 
 
 Hook = Callable[[ModuleType], None]

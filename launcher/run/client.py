@@ -1,19 +1,22 @@
-"""Finds the runtime of the job's group, attaches the script to it, and forwards signals and the exit code."""
+"""Finds the runtime of the job's group and attaches the script to it.
+
+A script that runs as a thread there gets this process's signals, and this process its exit code. Any other script runs
+here, with a gate to the runtime.
+"""
 
 import contextlib
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.errors import MuriError, UsageError
+from muri.errors import MuriError
 from muri.files import RendezvousError, default_run_dir, verify_run_dir
-from muri.group_spec import Place
 from muri.launcher import protocol
 from muri.launcher.job.environment import attach_timeout_s, run_of, task_of
 from muri.launcher.job.scheduler import Membership
@@ -43,18 +46,23 @@ class OutOfMemoryBesideOthersError(MuriError):
         self.exit_code = exit_code
 
 
-class AttachBusyError(UsageError):
-    """The member already has a session in the runtime."""
+class AttachBusyError(MuriError):
+    """The member already runs another script there."""
 
 
-def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket | None:
-    """Connect to the runtime of the job's group; None when there is none. Errors as of `open_runtime`."""
-    return _open_any(environment, partial(protocol.member_socket, default_run_dir(environment), job_id))
+class NoMemberError(RuntimeLostError):
+    """The runtime knows the job as no member."""
 
 
-def _open_any(environment: Mapping[str, str], name: Callable[[int | None], Path]) -> socket.socket | None:
-    """Connect to the runtime of a group on one GPU, else to that of this process's rank; `name` takes the rank."""
-    return open_runtime(name(None)) or open_runtime(name(task_of(environment)[0]))
+def find_runtime(environment: Mapping[str, str], pilot: str) -> socket.socket | None:
+    """Connect to the runtime of a pilot job, on one GPU or of this process's rank; None when there is none.
+
+    Errors are those of `open_runtime`.
+    """
+    run_dir, rank = default_run_dir(environment), task_of(environment)[0]
+    return open_runtime(protocol.pilot_socket(run_dir, pilot)) or open_runtime(
+        protocol.pilot_socket(run_dir, pilot, rank)
+    )
 
 
 def open_runtime(path: Path) -> socket.socket | None:
@@ -75,7 +83,7 @@ def open_runtime(path: Path) -> socket.socket | None:
 
 
 def await_earlier_run(environment: Mapping[str, str], job_id: str) -> None:
-    """Wait until no script of an earlier run of the job is left in a group on this node, where it would write the same
+    """Wait until no thread of an earlier run of the job is left in a group on this node, where it would write the same
     files; a runtime that does not answer is passed over.
     """
     frame = {"type": "leave", "job_id": job_id, "run": run_of(environment)}
@@ -87,26 +95,52 @@ def await_earlier_run(environment: Mapping[str, str], job_id: str) -> None:
                 protocol.receive(connection)
 
 
-def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
-    """Let the runtime run the script, forward signals, and return the script's exit code.
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What lets this process take turns with the other members of its group.
+
+    Attributes:
+        variables: The script's, besides the job's own.
+        files: The gate's socket and the shared page.
+        traced: Whether the runtime wants to hear of every stage.
+    """
+
+    variables: Mapping[str, str]
+    files: tuple[int, int]
+    traced: bool
+
+
+def attach(connection: socket.socket, request: protocol.AttachRequest) -> int | Gate:
+    """Attach to the runtime.
+
+    Returns:
+        The exit code of a script that has run there, as a thread, and has got this process's signals; for one that is
+        to run here, its gate.
 
     Raises:
         RuntimeLostError: The runtime refused or died before the script ended.
         AttachBusyError: The member already runs another script there.
-        OutOfMemoryBesideOthersError: The script ended for lack of GPU memory, and others shared the GPUs.
+        OutOfMemoryBesideOthersError: The thread ended for lack of GPU memory, and others shared the GPUs.
     """
     with connection:
         try:
-            with _forwarding(connection):
+            with _forwarding(connection) as came:
                 protocol.send_with_files(connection, request.to_frame(), STANDARD_FILES)
-                return _await_exit(connection)
+                answer = _await_answer(connection)
         except (OSError, protocol.ProtocolError) as error:
             raise RuntimeLostError(f"the connection to the group's runtime broke: {error}") from error
+    if isinstance(answer, Gate):
+        for number in came:  # they were meant for the script
+            os.kill(os.getpid(), number)
+    return answer
 
 
-def _await_exit(connection: socket.socket) -> int:
-    while (frame := protocol.receive(connection)) is not None:
+def _await_answer(connection: socket.socket) -> int | Gate:
+    while (answer := protocol.receive_with_files(connection, 2, maybe_none=True)) is not None:
+        frame, files = answer
         kind, reason = frame["type"], str(frame.get("reason", "no reason given"))
+        if kind == protocol.HOME and files:
+            return Gate(dict(frame.get("environment", {})), (files[0], files[1]), bool(frame.get("traced")))
         if kind == "exit" and frame.get("out_of_memory"):
             raise OutOfMemoryBesideOthersError(int(frame["code"]))
         if kind == "preempted":
@@ -118,86 +152,90 @@ def _await_exit(connection: socket.socket) -> int:
         if kind == "refused" and frame.get("kind") == "busy":
             raise AttachBusyError(reason)
         if kind == "refused":
-            raise RuntimeLostError(f"the group's runtime refused the script: {reason}")
+            error = NoMemberError if frame.get("kind") == "member" else RuntimeLostError
+            raise error(f"the group's runtime refused the script: {reason}")
     raise RuntimeLostError("the group's runtime ended before the script did")
 
 
 @contextlib.contextmanager
-def _forwarding(connection: socket.socket) -> Iterator[None]:
+def _forwarding(connection: socket.socket) -> Iterator[list[int]]:
+    """Forward signals; at the end everything is as before, and the list has those that came."""
+    came: list[int] = []
+
     def forward(signum: int, _frame: FrameType | None) -> None:
+        came.append(signum)
         with contextlib.suppress(OSError):  # receiving reports that the runtime is gone
             protocol.send(connection, {"type": "signal", "signum": signum})
 
     previous = {number: signal.signal(number, forward) for number in FORWARDED_SIGNALS}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)  # the script blocks those that this process did
+    # A thread blocks those that this process did.
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
     try:
-        yield
+        yield came
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def wait_for_runtime(
-    environment: Mapping[str, str], job_id: str, membership: Membership, clock: Clock = MACHINE_CLOCK
-) -> socket.socket | None:
-    """Wait for the runtime if the scheduler says that the job is in a group; None when it may run alone.
+    environment: Mapping[str, str], pilot: str, membership: Callable[[], Membership], clock: Clock = MACHINE_CLOCK
+) -> socket.socket:
+    """Wait for the runtime of the pilot job whose GPUs are open for this job; `membership` is loaded when needed.
 
     Raises:
-        RuntimeLostError: The job is in a group, or that is not known, and no runtime came.
+        RuntimeLostError: No runtime came, or it cannot be trusted.
         UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
     """
     timeout_s = attach_timeout_s(environment)
-    deadline_s = clock() + timeout_s
-    place: Place | None = None
-    begun_s, doubt_s = clock(), clock() + _FIRST_DOUBT_S
+    begun_s = clock()
+    doubt_s = begun_s + _FIRST_DOUBT_S
     while True:
-        distrust, connection = _look_for_runtime(environment, job_id, place)
+        try:
+            connection = find_runtime(environment, pilot)
+        except (RendezvousError, protocol.ProtocolError) as error:
+            raise RuntimeLostError(f"the runtime of pilot job {pilot} cannot be trusted: {error}") from error
         if connection is not None:
             return connection
-        if place is None:
-            try:
-                place = membership.await_place(job_id)
-            except MuriError:
-                pass  # the next poll asks again; running alone could mean running twice
-            else:
-                if place is None:
-                    return None
-                continue
-        elif distrust is not None:
-            raise RuntimeLostError(f"the runtime of the group of job {job_id} cannot be trusted: {distrust}")
         if clock() >= doubt_s:
-            _require_pilot(membership, place)
+            _require_pilot(membership(), pilot)
             doubt_s += clock() - begun_s
-        if clock() >= deadline_s:
-            raise RuntimeLostError(f"the runtime of the group of job {job_id} did not come within {timeout_s:g} s")
+        if clock() >= begun_s + timeout_s:
+            raise RuntimeLostError(f"the runtime of pilot job {pilot} did not come within {timeout_s:g} s")
         clock.sleep(_POLL_S)
 
 
-def _require_pilot(membership: Membership, place: Place | None) -> None:
+def _require_pilot(membership: Membership, pilot: str) -> None:
     """Raise an error if the pilot job has ended, instead of waiting on."""
-    if place is None or not place.pilot:
-        return
     try:
-        runs = membership.runs(place.pilot)
+        runs = membership.runs(pilot)
     except MuriError:
         return  # it is asked again
     if not runs:
-        raise RuntimeLostError(f"pilot job {place.pilot}, which was to hold the job's GPUs, has ended")
+        raise RuntimeLostError(f"pilot job {pilot}, which was to hold the job's GPUs, has ended")
 
 
-def _look_for_runtime(
-    environment: Mapping[str, str], job_id: str, place: Place | None
-) -> tuple[MuriError | None, socket.socket | None]:
-    """Return a connection, None if there is none, after the reason why the run directory or runtime cannot be trusted.
+def require_no_group(
+    environment: Mapping[str, str], job_id: str, membership: Membership, clock: Clock = MACHINE_CLOCK
+) -> None:
+    """Ask the scheduler until it says that a job without a grant is in no group, and may run alone.
 
-    After a requeue the job's own name may still lead to the group that it was taken out of.
+    Raises:
+        RuntimeLostError: The job is in a group, or that is not known.
+        UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
     """
-    pilot = "" if place is None else place.pilot
-    by_own_name = not run_of(environment) or (place is not None and not pilot)
-    try:
-        connection = find_runtime(environment, job_id) if by_own_name else None
-        if connection is None and pilot:
-            connection = _open_any(environment, partial(protocol.pilot_socket, default_run_dir(environment), pilot))
-    except (RendezvousError, protocol.ProtocolError) as error:
-        return error, None
-    return None, connection
+    end_s = clock() + attach_timeout_s(environment)
+    while True:
+        try:
+            place = membership.await_place(job_id)
+        except MuriError as error:
+            if clock() >= end_s:  # running alone could mean running without GPUs
+                raise RuntimeLostError(f"it is not known whether job {job_id} is in a group: {error}") from error
+            clock.sleep(_POLL_S)
+            continue
+        if place is not None:
+            pilot = f" of pilot job {place.pilot}" if place.pilot else ""
+            raise RuntimeLostError(
+                f"job {job_id} is in the group{pilot}, whose GPUs Muri's SPANK plugin has not opened for it here"
+            )
+        return

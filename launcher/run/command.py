@@ -1,17 +1,16 @@
-"""The command `muri run`: alone it is `python script.py`; in a group it attaches to the runtime."""
+"""The command `muri run`: it is `python script.py`, which in a group attaches to the runtime first."""
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
-import resource
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,7 +21,7 @@ import click
 from muri import inherited
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
-from muri.files import PRIVATE_FILE, RendezvousError, atomic_json
+from muri.files import PRIVATE_FILE, atomic_json
 from muri.launcher.job.environment import (
     attach_timeout_s,
     hang_timeout_s,
@@ -34,13 +33,16 @@ from muri.launcher.job.environment import (
 )
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.job.script import NAMELESS
-from muri.launcher.protocol import ISOLATION_VARIABLE, AttachRequest, ProtocolError
+from muri.launcher.process_gate import gate_variables
+from muri.launcher.protocol import ISOLATION_VARIABLE, PILOT_VARIABLE, AttachRequest
 from muri.launcher.run.client import (
+    AttachBusyError,
+    NoMemberError,
     OutOfMemoryBesideOthersError,
     RuntimeLostError,
     attach,
     await_earlier_run,
-    find_runtime,
+    require_no_group,
     wait_for_runtime,
 )
 from muri.launcher.script import script_clock, solo
@@ -52,9 +54,6 @@ from muri.text import json_of
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 _PR_SET_PDEATHSIG: Final = 1
-_LIMITS_NOT_SENT: Final = frozenset({"RLIMIT_AS", "RLIMIT_RSS", "RLIMIT_OFILE"})
-"""Slurm may derive the first two from a job's memory, which is the pilot job's business for a member. The third is
-another name of RLIMIT_NOFILE."""
 _REFUSED: Final = {
     "E": "Muri reaches a script's Python through PYTHONPATH",
     "I": "Muri reaches a script's Python through PYTHONPATH",
@@ -127,7 +126,7 @@ def run(
 
     Alone this is `python SCRIPT …`. Before SCRIPT may stand `python` itself and its options -b -B -d -O -P -q -R -s -u
     -v -W -X; SCRIPT may be a Python program of PATH, such as torchrun. When the job is a member of a Muri group, the
-    script runs on the group's GPUs, in your own Python: output, signals and the exit code are passed through.
+    script takes turns with its partners on the group's GPUs; everything else is as alone.
     """
     for duration_s in (hang_timeout_s, attach_timeout_s, requeue_wait_s):
         duration_s(os.environ)  # refuse a malformed value now rather than overlook it later
@@ -147,10 +146,11 @@ def run(
         code = _run_in_group(job_id, line)
         if code is not None:
             return code
-    return _run_alone(script_python(os.environ), line)
+    return _run_here(script_python(os.environ), line)
 
 
-def _run_alone(python: ScriptPython, line: "PythonLine") -> int:
+def _run_here(python: ScriptPython, line: "PythonLine") -> int:
+    """Run the script in this job: alone, or in turns with the members of a group."""
     hooks, several_ranks = solo.wants_stages(os.environ), task_of(os.environ)[1] > 1
     if hooks and python.why_too_old:
         raise UsageError(python.why_too_old)
@@ -170,50 +170,52 @@ def _run_alone(python: ScriptPython, line: "PythonLine") -> int:
 
 
 def _run_in_group(job_id: str, line: "PythonLine") -> int | None:
-    """Return the exit code of the script in the group's runtime, None when the job should run alone."""
-    membership: Membership | None = None
+    """Return the exit code of the script as a thread of the group's runtime; None when it is to run here."""
+    pilot = os.environ.get(PILOT_VARIABLE, "")
+    membership = functools.cache(load_membership)
     try:
-        connection = None
         if run_of(os.environ):
             await_earlier_run(os.environ, job_id)
-        else:
-            connection = _trusted_runtime(job_id)
-        if connection is None and may_be_member(os.environ):
-            membership = load_membership()
-            connection = wait_for_runtime(os.environ, job_id, membership)
-        if connection is None:
-            return None
-        return _attach(connection, job_id, line)
+        if pilot.isdecimal():
+            return _attach(job_id, pilot, line, membership)
+        if may_be_member(os.environ):
+            require_no_group(os.environ, job_id, membership())
     except RuntimeLostError as error:
-        give_up(job_id, error, membership or load_membership())
+        give_up(job_id, error, membership())
     except OutOfMemoryBesideOthersError as error:
-        return try_with_more_memory(job_id, error, membership or load_membership())
+        return try_with_more_memory(job_id, error, membership())
+    return None
 
 
-def _attach(connection: socket.socket, job_id: str, line: "PythonLine") -> int:
-    """Attach the script; under a Python in which Muri cannot run, the job goes back and runs alone."""
+def _attach(job_id: str, pilot: str, line: "PythonLine", membership: Callable[[], Membership]) -> int | None:
+    """Attach to the pilot job's runtime; a script that cannot take turns shares the GPUs without them."""
     python = script_python(os.environ)
     if python.why_too_old:
-        connection.close()
-        raise RuntimeLostError(python.why_too_old)
-    return attach(connection, build_request(job_id, line, python))
-
-
-def _trusted_runtime(job_id: str) -> socket.socket | None:
-    """Return a connection to the job's runtime; None if it cannot be trusted: no job fails because of others' files."""
-    try:
-        return find_runtime(os.environ, job_id)
-    except (RendezvousError, ProtocolError) as error:
-        then = "" if may_be_member(os.environ) else ". The script runs alone."
-        click.echo(f"muri: {error}{then}", err=True)
+        _share_plainly(python.why_too_old)
         return None
+    try:
+        answer = attach(wait_for_runtime(os.environ, pilot, membership), build_request(job_id, line, python))
+    except AttachBusyError as error:
+        _share_plainly(str(error))
+        return None
+    except NoMemberError:
+        require_no_group(os.environ, job_id, membership())  # the variable may come from another job's environment
+        return None
+    if isinstance(answer, int):
+        return answer
+    os.environ.update(answer.variables)
+    os.environ.update(gate_variables(*answer.files, traced=answer.traced))
+    return None
+
+
+def _share_plainly(why: str) -> None:
+    click.echo(f"muri: {why}; this script shares the GPU without turns", err=True)
 
 
 def build_request(job_id: str, line: "PythonLine", python: ScriptPython) -> AttachRequest:
     """Describe this process, and the Python of its script, so that the runtime can run the script in its place."""
     umask = os.umask(0o077)
     os.umask(umask)
-    limits = {name for name in dir(resource) if name.startswith("RLIMIT_")} - _LIMITS_NOT_SENT
     return AttachRequest(
         job_id=job_id,
         target=line.target,
@@ -226,8 +228,6 @@ def build_request(job_id: str, line: "PythonLine", python: ScriptPython) -> Atta
         executable=python.executable,
         prefix=python.prefix,
         python=python.version,
-        limits={name: resource.getrlimit(getattr(resource, name)) for name in sorted(limits)},
-        nice=os.getpriority(os.PRIO_PROCESS, 0),
         blocked=inherited.blocked(),
         ignored=inherited.ignored(),
     )

@@ -2,7 +2,7 @@
 
 Two findings make a member hang, each only if it holds for the whole timeout:
 
-- *Stopped*: a signal (SIGSTOP) has stopped the script's own process, or its supervisor. Where Slurm suspends the pilot
+- *Stopped*: a signal (SIGSTOP) has stopped the script's own process. Where Slurm suspends the pilot
   job, this watch is stopped as well; where it suspends the member's job, the member is paused and not watched.
 - *Idle*: none of it works, though it holds a resource for which others wait, or has begun to train: no thread or
   subprocess runs, is ready to run, or waits for a disk, and together they use less CPU than `IDLE_SHARE`. A
@@ -351,7 +351,7 @@ class HangWatch:
         idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs, waits))
         if waits and not obstructs:
             idle_s = 0.0
-        stopped = any(is_stopped(pid) for pid in (mine.process, mine.supervisor) if pid)
+        stopped = mine.process != 0 and is_stopped(mine.process)
         stopped_s = timers.stopped.idle_s(ThreadSample(), stopped)
         return Finding(session, idle_s, stopped_s if stopped else 0.0, obstructs, timers.timeout_s)
 
@@ -367,8 +367,8 @@ def _threads_of_member(member: str, roots: Roots, others: Sequence[Roots]) -> li
 
     The owner of a worker that was forked by a thread which has ended is unknown: the worker counts for every member.
     """
-    if roots.supervisor:
-        return list(threads_of_trees([roots.supervisor]))
+    if roots.process:
+        return list(threads_of_trees([roots.process]))
     own = _threads_here(roots.threads)
     theirs = {child for other in others for child in children_of(_threads_here(other.threads))}
     mine = set(children_of(own))
@@ -431,8 +431,6 @@ class SuspensionWatch:
         return SUSPENSION_INTERVAL_S
 
     def _pause(self, session: MemberSession) -> None:
-        if self._arbiter.pauses_everywhere:
-            session.stop()  # each time: it may have had no process yet
         self._arbiter.pause(session.member)
         if not session.paused:
             session.paused = True
@@ -442,7 +440,6 @@ class SuspensionWatch:
         if session.paused:
             session.clock.note_pause()
             self._arbiter.resume(session.member)
-            session.go_on()
             session.paused = False
             logger.info("member %s goes on", session.member)
 

@@ -5,7 +5,6 @@ Where none is, it never loads PyTorch.
 """
 
 import argparse
-import functools
 import logging
 import os
 import signal
@@ -31,7 +30,6 @@ from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.ranks import Ranks
 from muri.launcher.runtime.server import Server, SessionFactory
 from muri.launcher.script.trace import open_trace
-from muri.launcher.sessions.process_start import ChildStarter, Starter, StepStarter, supervised
 from muri.launcher.sessions.setup import has_gpu, take_short_turns, wait_without_spinning
 from muri.launcher.threads import SharedProcess, shared_process
 from muri.text import log_handler, printable_lines
@@ -53,7 +51,6 @@ class RuntimeOptions:
     trace: Path | None
     preload: list[str]
     grace_s: float
-    starter: Starter
     node: Node
     place: Place | None = None
 
@@ -80,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace", type=_path, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl.")
     add("--preload", default="torch", help="Modules to import ahead, comma-separated (default: %(default)s).")
     add("--world-size", type=int, default=1, help="Runtimes of the group, one per GPU; srun numbers them.")
-    add("--steps", action="store_true", help="Start processes of members as steps of the Slurm job around this one.")
     add("--grace-s", type=float, default=10.0, help="Seconds that scripts get to end at SIGTERM (%(default)s).")
     return parser
 
@@ -102,12 +98,8 @@ def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Runtim
                 values[name] = values[name].with_name(f"r{place.rank}-{values[name].name}")
     run_dir = (values.pop("run_dir") or default_run_dir(environment)).absolute()
     preload = [name for name in values.pop("preload").split(",") if name]
-    steps = values.pop("steps")
-    starter = StepStarter.from_environment(environment, group.gpus_per_node) if steps else ChildStarter()
     node = Node(cpus_of(environment), has_gpu())
-    return RuntimeOptions(
-        group=group, run_dir=run_dir, preload=preload, starter=starter, node=node, place=place, **values
-    )
+    return RuntimeOptions(group=group, run_dir=run_dir, preload=preload, node=node, place=place, **values)
 
 
 def cpus_of(environment: Mapping[str, str]) -> int:
@@ -187,11 +179,10 @@ class Runtime:
         name = f"group {','.join(group.ids)}"
         self._trace = None if options.trace is None else open_trace(options.trace, name, shared=in_turns)
         self._table.watch(arbiter, has_gpu=options.node.has_gpu, threads=self._threads)
-        start = functools.partial(supervised, options.starter, options.run_dir)
-        factory = SessionFactory(pausing, self._table.spec_of, self._trace, start, self._threads)
+        factory = SessionFactory(pausing, self._table, self._trace, self._threads)
         admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table)
         memory = MemoryAdmission(self._table, self._threads)
-        self._server = Server(options.run_dir, group.ids, self._table, factory, admission, memory, self._ranks)
+        self._server = Server(options.run_dir, self._table, factory, admission, memory, self._ranks)
         exchange = None if self._ranks is None else self._ranks.exchange
         self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, exchange)
         self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)

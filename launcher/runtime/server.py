@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from muri.files import RendezvousError, make_run_dir
-from muri.group_spec import MemberSpec
 from muri.launcher import protocol
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.environment import run_of
@@ -21,8 +20,9 @@ from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.ranks import Ranks
 from muri.launcher.script.trace import Trace
-from muri.launcher.sessions.process_session import ProcessSession, Start, share_waiting_hint
-from muri.launcher.sessions.setup import MemberSession
+from muri.launcher.sessions.peer_process import PeerProcess
+from muri.launcher.sessions.process_session import ProcessSession, share_waiting_hint
+from muri.launcher.sessions.setup import MemberSession, wait_without_spinning
 from muri.launcher.threads import SharedProcess
 from muri.profiler.records import STAGES
 
@@ -44,44 +44,39 @@ def _send_last(connection: socket.socket, frame: Frame) -> None:
 
 
 class SessionFactory:
-    """Makes a session for an attach request: a thread if `threads` takes it, else a process that `start` starts."""
+    """Makes a session for an attach request: a thread if `threads` takes it, else one that watches the member's own."""
 
     def __init__(
-        self,
-        arbiter: Arbiter,
-        spec_of: Callable[[str], MemberSpec],
-        trace: Trace | None,
-        start: Start,
-        threads: SharedProcess | None = None,
+        self, arbiter: Arbiter, table: MemberTable, trace: Trace | None, threads: SharedProcess | None = None
     ) -> None:
         self._arbiter = arbiter
-        self._start = start
-        self._spec_of = spec_of
+        self._table = table
         self._trace = trace
         self.threads = threads
         self._page_fd = share_waiting_hint(arbiter)
 
-    def make(self, request: AttachRequest, files: tuple[int, int, int]) -> MemberSession:
-        """Return a session that has not started."""
+    def make(self, request: AttachRequest, files: tuple[int, int, int], process: PeerProcess) -> MemberSession:
+        """Return a session that has not started; only a thread takes the files."""
         member, trace = request.job_id, self._trace
 
         def record(stage: int, start_s: float, end_s: float, wait_s: float) -> None:
             if trace is not None:
                 trace.record(member, STAGES[stage], start_s, end_s, wait_s)
 
-        spec, listener = self._spec_of(member), None if trace is None else record
+        spec, listener = self._table.spec_of(member), None if trace is None else record
         session: MemberSession
-        if self.threads is not None and self.threads.takes(request):
+        if self.threads is not None and self.threads.takes(request) and _sees_the_same_files(process.pid):
             session = self.threads.session(request, files, self._arbiter, listener, spec)
         else:
-            session = ProcessSession(request, files, self._arbiter, self._page_fd, self._start, listener, spec)
+            had_company = self._table.had_company
+            session = ProcessSession(request, process, self._arbiter, self._page_fd, had_company, listener, spec)
         if trace is not None:
             session.clock.at_boundary.append(lambda: trace.iteration(member, session.clock.iterations))
         return session
 
 
 class Server:
-    """Listens under one socket in the run directory, and a name per member.
+    """Listens under one socket in the run directory, and under the name by which members know their pilot job.
 
     Attributes:
         end_cause: Why the runtime ends, if it was not told to.
@@ -91,7 +86,6 @@ class Server:
     def __init__(
         self,
         run_dir: Path,
-        members: list[str],
         table: MemberTable,
         factory: SessionFactory,
         admission: AdmissionControl,
@@ -103,9 +97,7 @@ class Server:
         self._run_dir = run_dir
         self._ranks = ranks
         rank = None if ranks is None else ranks.place.rank
-        self._names = [protocol.member_socket(run_dir, member, rank) for member in members]
-        if self._admission.pilot_job is not None:
-            self._names.append(protocol.pilot_socket(run_dir, self._admission.pilot_job, rank))
+        self._name = protocol.pilot_socket(run_dir, admission.pilot_job or protocol.NO_JOB, rank)
         self._socket_path = protocol.runtime_socket(run_dir, os.getpid())
         self._table = table
         self._factory = factory
@@ -120,37 +112,35 @@ class Server:
         self._open: set[socket.socket] = set()
 
     def start(self) -> None:
-        """Publish the names and accept members in the background.
+        """Publish the name and accept members in the background.
 
         Raises:
-            RendezvousError: The directory cannot be used, or another runtime serves a member.
+            RendezvousError: The directory cannot be used, or another runtime serves the pilot job.
         """
-        for path in (*self._names, self._socket_path):
+        for path in (self._name, self._socket_path):
             protocol.require_short(path)
         make_run_dir(self._run_dir)
         with protocol.publishing(self._run_dir):
             protocol.remove_stale_sockets(self._run_dir)
-            taken = [name for name in self._names if name.is_symlink() or name.exists()]
-            if taken:
-                raise RendezvousError(f"another runtime already serves {taken[0].name} in {self._run_dir}")
+            if self._name.is_symlink() or self._name.exists():
+                raise RendezvousError(f"another runtime already serves {self._name.name} in {self._run_dir}")
             self._socket.bind(os.fspath(self._socket_path))
             self._socket.listen(BACKLOG)
-            for name in self._names:
-                name.symlink_to(self._socket_path.name)
+            self._name.symlink_to(self._socket_path.name)
         os.register_at_fork(after_in_child=self._close_in_child)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def close(self) -> None:
-        """Remove the names and accept no more members."""
+        """Remove the name and accept no more members."""
         self._closing = True
-        for path in (*self._names, self._socket_path):
+        for path in (self._name, self._socket_path):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def await_reports(self, timeout_s: float) -> None:
-        """Wait until each script's end was told to its process: one that has finished must not run again."""
+        """Wait until each thread's end was told to its process: one that has finished must not run again."""
         with self._reported:
             self._reported.wait_for(lambda: not self._unreported, timeout_s)
 
@@ -205,53 +195,71 @@ class Server:
     def _attach(self, connection: socket.socket, frame: Frame, files: list[int]) -> None:
         try:
             request = AttachRequest.from_frame(frame)
-            refusal = self._refusal(request, protocol.peer_pid(connection))
-            request = replace(
-                request, environment={**request.environment, **self._admission.environment(request.job_id)}
-            )
+            process = PeerProcess.of(connection)
+            refusal = self._refusal(request)
+            variables = self._variables(request)
+            request = replace(request, environment={**request.environment, **variables})
             if self._ranks is not None and refusal is None:
                 self._ranks.announce(request, files[2])
-            session = None if refusal else self._factory.make(request, (files[0], files[1], files[2]))
+            session = None if refusal else self._factory.make(request, (files[0], files[1], files[2]), process)
         except BaseException:
             _close_all(files)
             raise
-        if session is None or not self._table.begin(session, request.target):
+        if session is None or not self._begin(session, request.target):
             _close_all(files)
-            reason = f"job {request.job_id} already runs a script in its group; run one at a time"
+            reason = f"job {request.job_id} already runs a script in its group"
             _send_last(connection, {"type": "refused"} | (refusal or {"kind": "busy", "reason": reason}))
             return
         self._latest[request.job_id] = run_of(request.environment), session
+        logger.info("member %s runs %s", request.job_id, request.target)
+        if isinstance(session, ProcessSession):
+            _close_all(files)
+            session.start(self._note_end)
+            session.hand_over(connection, variables)
+            return
         with self._reported:
             self._unreported.add(session)
-        logger.info("member %s runs %s", request.job_id, request.target)
-        session.client_pid = protocol.peer_pid(connection)
+        session.client_pid = process.pid
         session.start(self._reporter(connection))
         self._listen(connection, session)
 
-    def _refusal(self, request: AttachRequest, client_pid: int) -> dict[str, str] | None:
+    def _begin(self, session: MemberSession, script: str) -> bool:
+        """Note that a session starts; False where the member has one whose script has not ended yet."""
+        while not self._table.begin(session, script):
+            _, before = self._latest.get(session.member, (0, None))
+            if not isinstance(before, ProcessSession) or not before.is_over:
+                return False
+            before.ended.wait()
+        return True
+
+    def _variables(self, request: AttachRequest) -> dict[str, str]:
+        """Return what a member's script has in its environment besides its own."""
+        variables = dict(request.environment)
+        wait_without_spinning(variables)
+        variables.update(self._admission.environment(request.job_id))
+        return {name: value for name, value in variables.items() if request.environment.get(name) != value}
+
+    def _refusal(self, request: AttachRequest) -> dict[str, str] | None:
         if self._closing:
             return {"kind": "ending", "reason": "the runtime is ending"}
         if reason := self._admission.refusal(request.job_id):
             return {"kind": "member", "reason": reason}
-        if not _sees_the_same_files(client_pid):
-            return {
-                "kind": "files",
-                "reason": "`muri run` sees other file systems than its group: it is in a container, or each job of "
-                "this site has its own /tmp",
-            }
         if (refusal := self._memory.refusal(request.job_id)) is not None:
             return refusal
         return None if self._ranks is None else self._ranks.refusal(request)
 
+    def _note_end(self, session: MemberSession) -> None:
+        if self._factory.threads is not None:
+            self._factory.threads.session_ended(session)
+        self._table.finish(session)
+        if self._ranks is not None:
+            self._ranks.ended(session)
+        logger.info("member %s ended with exit code %s", session.member, session.exit_code)
+
     def _reporter(self, connection: socket.socket) -> Callable[[MemberSession], None]:
         def report(session: MemberSession) -> None:
             try:
-                if self._factory.threads is not None:
-                    self._factory.threads.session_ended(session)
-                self._table.finish(session)
-                if self._ranks is not None:
-                    self._ranks.ended(session)
-                logger.info("member %s ended with exit code %s", session.member, session.exit_code)
+                self._note_end(session)
                 _send_last(connection, self._last_frame(session))
             finally:
                 with self._reported:

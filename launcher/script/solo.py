@@ -1,7 +1,7 @@
 """Runs a script alone: `python -m muri.launcher.script.solo [-m] SCRIPT args…`; SCRIPT may be `-c CODE` or `-`.
 
-`muri run` starts this instead of plain Python when automatic stages measure something, and for one task of several,
-because gloo might spoil its exit code. The runtime starts it for a member with a process of its own.
+`muri run` becomes this instead of plain Python when automatic stages measure something, for one task of several,
+because gloo might spoil its exit code, and in a group. There the script's process tells the runtime how it ends.
 
 torchrun and `accelerate launch` build a command line, `python [-u] [-m] SCRIPT args…`, for each process. It gets this
 runner in front of SCRIPT, too. A command of another program stays as it is (`--no-python`).
@@ -20,11 +20,12 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
+from muri.errors import MuriError
 from muri.inherited import working_directory
 from muri.launcher.job import script
-from muri.launcher.job.environment import AGENT_VARIABLE
-from muri.launcher.job.script import MARK_VARIABLE, after_import, keep_process_groups, leave_mark
-from muri.launcher.process_gate import is_gated
+from muri.launcher.job.environment import AGENT_VARIABLE, run_of, wait_for_end
+from muri.launcher.job.script import after_import, is_out_of_memory, keep_process_groups
+from muri.launcher.process_gate import gate_from_environment, is_gated
 from muri.launcher.script import script_clock
 from muri.launcher.script.hooks import close_iterations, guarded_installation, replace, stages_wanted
 from muri.launcher.threads import watch_dangers
@@ -121,10 +122,9 @@ def main(arguments: list[str]) -> None:
     keep_process_groups()  # before the hooks, which hide what PyTorch has by then from the compiler
     if wants_stages(os.environ):
         install_stage_hooks()
-    mark = os.environ.pop(MARK_VARIABLE, "")
     if os.environ.get(DRY_RUN_VARIABLE) or is_gated(os.environ):
         watch_dangers(sys.path[0])
-    _execute(loaded, mark)
+    _execute(loaded)
 
 
 def _load(target: str, module: bool, rest: list[str]) -> script.LoadedScript:
@@ -136,30 +136,67 @@ def _load(target: str, module: bool, rest: list[str]) -> script.LoadedScript:
     return script.load_text(rest[0], target)
 
 
-def _execute(loaded: script.LoadedScript, mark: str) -> None:
-    interrupted: list[bool] = []
+class _Ending:
+    """How the script ends, as far as Python decides it."""
 
-    def end_by_interrupt() -> None:
+    def __init__(self) -> None:
+        self.code: int | None = None  # None where a signal ends the process
+        self.interrupted = False
+        self.out_of_memory = False
+
+    def interrupt(self) -> None:
         """End by SIGINT after a Ctrl-C that the script did not catch, as plain Python does."""
-        if interrupted:
+        if self.interrupted:
             sys.stdout.flush()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
 
-    # Registered first, so that they are called last.
-    atexit.register(end_by_interrupt)
+    def tell(self) -> None:
+        """Tell a group's runtime; after lack of GPU memory beside others, the job goes back to the queue instead."""
+        gate = gate_from_environment(os.environ)
+        if gate is None:
+            return
+        if self.out_of_memory and gate.had_company():
+            _try_with_more_memory()
+        if self.code is not None:
+            gate.exit(self.code)
+
+
+def _execute(loaded: script.LoadedScript) -> None:
+    ending = _Ending()
+    # Registered first, so that they are called last, the first one of them last of all.
+    atexit.register(ending.interrupt)
+    atexit.register(ending.tell)
     script.wait_for_gloo_at_exit()
     try:
         exec(loaded.code, loaded.module.__dict__)
-    except SystemExit:
+        ending.code = 0
+    except SystemExit as error:
+        ending.code = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise
     except BaseException as error:
-        interrupted.extend([True] * isinstance(error, KeyboardInterrupt))
-        leave_mark(error, mark)
+        ending.interrupted = isinstance(error, KeyboardInterrupt)
+        ending.code = None if ending.interrupted else 1
+        ending.out_of_memory = is_out_of_memory(error)
         _hide_own_frames()
         raise
     finally:
         close_iterations()
+
+
+def _try_with_more_memory() -> None:
+    """Requeue the job if it may try again, and wait to be ended; else it fails as it would have alone."""
+    from muri.launcher.job.scheduler import requeue_for_memory
+    from muri.launcher.script.checkpoint import STOP_SIGNALS
+
+    try:
+        if requeue_for_memory(os.environ.get("SLURM_JOB_ID", ""), run_of(os.environ)):
+            for number in STOP_SIGNALS:  # the script has ended; its handlers would only delay it
+                signal.signal(number, signal.SIG_DFL)
+            wait_for_end(os.environ)
+    except MuriError as error:
+        text = "muri: the script ran out of GPU memory while others shared its GPU, and the job could not be requeued"
+        print(f"{text}: {error}", file=sys.stderr)
 
 
 def _hide_own_frames() -> None:

@@ -1,30 +1,26 @@
-"""One member's script in a process of its own, under the same arbiter as the sessions in threads.
+"""One member's script in a process of its own, in its own job, under the same arbiter as the sessions in threads.
 
-The script's process is a step of the runtime's Slurm job or its child (`process_start`), so it has the GPUs of the
-group's job; everything else belongs to the member, its Python too. Its requests for resources come over channels, one
-for each thread of the script (`process_gate`), and go to the arbiter.
+Everything but the GPU's turns belongs to the member's job: its processes, its files, its end. The script's requests for
+resources come over channels, one for each thread of the script (`process_gate`), and go to the arbiter; so does what
+only the script knows of itself. Its end is the kernel's word (`peer_process`), or its main channel's where the process
+cannot be seen.
 """
 
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import socket
 import struct
-import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from muri.group_spec import MemberSpec
-from muri.launcher import process_gate
+from muri.launcher import process_gate, protocol
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
-from muri.launcher.job.environment import continue_descendants, stop_descendants, task_of
-from muri.launcher.job.script import MARK_VARIABLE
 from muri.launcher.job.stage_clock import (
     NO_TURNS,
     STAGE_COUNT,
@@ -35,43 +31,34 @@ from muri.launcher.job.stage_clock import (
     StageClock,
 )
 from muri.launcher.protocol import AttachRequest
-from muri.launcher.script.hooks import stages_wanted
-from muri.launcher.sessions import process_supervisor
-from muri.launcher.sessions.process_start import StartError, Supervisor, SupervisorLostError
+from muri.launcher.sessions.peer_process import PeerProcess
 from muri.launcher.sessions.setup import (
-    GPU_VARIABLES,
     HUNG_GRACE_S,
     MemberSession,
     Roots,
     call_later,
-    reported_code,
     take_short_turns,
-    tell_hang,
-    wait_without_spinning,
+    write_notice,
 )
 
 logger = logging.getLogger("muri.launcher")
 
 CANCEL_GRACE_S: Final = 20.0
-_TRACKED: Final = "SigCgt:"
+LAST_WORDS_S: Final = 5.0
+"""How long reading what an ended process has told may take."""
+
 _FILE: Final = struct.Struct("i")
-
-_KILLED: Final = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
-
-
-Start = Callable[[str], AbstractContextManager[Supervisor]]
-"""Starts the supervisor of a member: `process_start.supervised` where its other arguments are known."""
 
 
 class ProcessSession(MemberSession):
-    """Runs one attach request in a process; see `MemberSession` for the attributes.
+    """Watches one script that runs in its own job; see `MemberSession` for the attributes.
 
     Args:
-        request: What to run.
-        files: The member's standard input, output and error; closed here.
+        request: What runs.
+        process: Where.
         arbiter: Grants resources.
         page_fd: The page that tells yield points whether a member waits (`process_gate.make_page`).
-        start: Starts the process that watches over the script's.
+        had_company: Whether another member has run beside a session.
         on_interval: Called with every stage held; None for no calls.
         spec: The plan's figures of the member.
     """
@@ -83,10 +70,10 @@ class ProcessSession(MemberSession):
     def __init__(
         self,
         request: AttachRequest,
-        files: tuple[int, int, int],
+        process: PeerProcess,
         arbiter: Arbiter,
         page_fd: int,
-        start: Start,
+        had_company: Callable[[MemberSession], bool],
         on_interval: IntervalListener | None = None,
         spec: MemberSpec | None = None,
     ) -> None:
@@ -95,94 +82,99 @@ class ProcessSession(MemberSession):
         super().__init__(request, arbiter, spec)
         self.clock = StageClock()  # never entered: filled from what the process tells
         self.ended = threading.Event()
-        self._cut_short = False
-        self._files = files
+        self.client_pid = process.pid
+        self._process = process
         self._page_fd = page_fd
-        self._start = start
+        self._had_company = had_company
         self._traced = on_interval is not None
         self._facts: dict[str, Any] | None = None
-        self._channels = Channels(self.member, arbiter, self._count, on_interval, self._note_facts)
-        self._supervisor: Supervisor | None = None
-        self._script_pid = 0
-        self._told_to_end = False
-        self._told_by_others = False
-        self._handles_end = False
-        self._early: list[int] = []
+        self._told_code: int | None = None
+        self._given_up = False
+        self._over = False
         self._lock = threading.Lock()
-        self._mark = Path(tempfile.gettempdir()) / f"muri-out-of-memory-{os.getpid()}-{secrets.token_hex(8)}"
+        self._channels = Channels(self.member, arbiter, self._count, on_interval, self)
 
     def start(self, on_end: Callable[[MemberSession], None]) -> None:
-        """Run the script."""
+        """Watch the script."""
         self._on_end = on_end
         self.join_arbiter()
-        threading.Thread(target=self._main, name=f"process-{self.member}", daemon=True).start()
+        if self._process.pid:
+            with contextlib.suppress(ProcessLookupError):
+                take_short_turns(self._process.pid)
+        own, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _open_sockets.add(self._theirs)
+        self._channels.open(own)
+        threading.Thread(target=self._watch, name=f"process-{self.member}", daemon=True).start()
+
+    def hand_over(self, connection: socket.socket, variables: Mapping[str, str]) -> None:
+        """Let the process become the script: answer it with the gate's socket, the page, and variables of the script.
+
+        Raises:
+            OSError: The process is gone.
+        """
+        frame = {"type": protocol.HOME, "traced": self._traced, "environment": dict(variables)}
+        with self._theirs:
+            protocol.send_with_files(connection, frame, (self._theirs.fileno(), self._page_fd))
 
     @property
     def lost(self) -> bool:
-        """Whether the runtime's end cut the script short, so that its exit code means nothing."""
-        return self.condemned or self._cut_short or self.lost_cause is not None
+        """Whether the runtime's end came before the script's."""
+        return self._given_up
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, even if that is still to be noted."""
+        return self._over or self._process.has_ended
 
     def deliver(self, signum: int) -> None:
-        """Pass the signal on; the process handles it as it would alone."""
-        with self._lock:
-            if self._supervisor is not None:
-                self._supervisor.pass_on(signum)
-            elif self.exit_code is None:
-                self._early.append(signum)
+        """Send the script's process a signal."""
+        self._process.send(signum)
 
     def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
-        """Pass the signal on, and kill the script after the grace time."""
-        self.deliver(signum)
-        with self._lock:
-            if self._supervisor is not None:
-                self._supervisor.wake()
-        self.go_on()  # a stopped process acts on the signal once it is continued
-        call_later(grace_s, self._kill)
+        """Send the script's process a signal, and kill it with all that it has started after the grace time."""
+        family = list(self._process.family())
+        self._process.send(signum)
+        for each in (self._process, *family):
+            each.send(signal.SIGCONT)  # a stopped process acts on the signal once it is continued
+        call_later(grace_s, self._kill, family)
 
     def end_as_hung(self, cause: str) -> None:
         """Say why on the script's standard error."""
-        with self._lock:
-            if self.exit_code is not None:
-                return
-            self.hung = True
-            tell_hang(self._files[2], cause)
+        if self.ended.is_set():
+            return
+        self.hung = True
+        self.tell(cause)
         logger.warning("member %s: %s", self.member, cause)
         self.end(signal.SIGTERM, HUNG_GRACE_S)
+
+    def tell(self, text: str) -> None:
+        """Write a line to the standard error of the script's process, as far as it can be seen."""
+        write_notice(self._process.error_output, text)
 
     def facts(self) -> Mapping[str, Any] | None:
         """What the script's process has told of itself."""
         return self._facts
 
-    def _note_facts(self, facts: dict[str, Any]) -> None:
-        self._facts = facts
-
-    def stop(self) -> None:
-        """Stop the script and everything that it has started, but not the supervisor, which serves the runtime."""
-        stop_descendants(self.roots().supervisor)
-
-    def go_on(self) -> None:
-        """Continue the script and everything that it has started."""
-        continue_descendants(self.roots().supervisor)
-
     def roots(self) -> Roots:
-        """The script's process, and the one that stands between it and the runtime."""
-        with self._lock:
-            supervisor = self._supervisor
-        return Roots() if supervisor is None else Roots(process=self._script_pid, supervisor=supervisor.pid)
+        """The script's process."""
+        return Roots(process=self.client_pid)
 
     def shut_down(self, grace_s: float) -> None:
-        """The runtime ends: SIGTERM, and SIGKILL after the grace time."""
-        self._handles_end = _handles(self._script_pid, signal.SIGTERM)
-        self._told_to_end = True
-        self.end(signal.SIGTERM, grace_s)
+        """The runtime ends: the script's gate opens for good, and its job goes on until Slurm ends it."""
+        self._conclude(given_up=True)
 
-    def detach_output(self) -> None:
-        """Nothing to do: the process holds the member's files itself and is ended."""
+    def note_facts(self, facts: dict[str, Any]) -> None:
+        """Take what the process tells of itself."""
+        self._facts = facts
 
-    def _kill(self) -> None:
-        if not self.ended.is_set():
-            logger.warning("the process of member %s did not end in time and is killed", self.member)
-            self.deliver(signal.SIGKILL)
+    def note_exit(self, code: int) -> None:
+        """Take the exit code with which the process is about to end."""
+        self._told_code = code
+
+    def note_out_of_memory(self) -> bool:
+        """Take note that the script ends for lack of GPU memory; whether it has had company."""
+        self.out_of_memory = True
+        return self._had_company(self)
 
     def _count(self, record: IterationRecord) -> bool:
         clock = self.clock
@@ -194,90 +186,33 @@ class ProcessSession(MemberSession):
             function()
         return told
 
-    def _main(self) -> None:
-        code = 1
-        try:
-            with self._start(self.member) as supervisor:
-                code = self._run(supervisor)
-        except (StartError, SupervisorLostError, OSError, RuntimeError, MemoryError) as error:  # no thread is left, too
-            self.lost_cause = str(error) or "no memory is left"
-            logger.warning("member %s goes back to the queue: %s", self.member, error)
-        finally:
-            self._conclude(code)
+    def _kill(self, family: list[PeerProcess]) -> None:
+        if not self.ended.is_set():
+            logger.warning("the process of member %s did not end in time and is killed", self.member)
+            family += self._process.family()
+            for each in (self._process, *family):
+                each.send(signal.SIGKILL)
 
-    def _run(self, supervisor: Supervisor) -> int:
-        """Run the script to its end, free its turns at once, end processes that it left; return its exit code."""
-        with contextlib.suppress(ProcessLookupError):
-            take_short_turns(supervisor.pid)
-        self._hand_over(supervisor)
-        self._script_pid = supervisor.started()
-        ended = supervisor.ended()
+    def _watch(self) -> None:
+        if self._process.pid:
+            self._process.wait()
+        else:
+            self._channels.main_closed.wait()
+        self._conclude(given_up=False)
+
+    def _conclude(self, *, given_up: bool) -> None:
+        """Free the turns at once, take what was told until now, and report the end; nothing the second time."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+        self._given_up = given_up
         self._arbiter.leave(self.member)
-        supervisor.await_end()
-        with self._lock:
-            self._supervisor = None
-        self._channels.finish(process_supervisor.LIMIT_S)
-        if ended is None:
-            raise SupervisorLostError("its process was killed together with the one that watches over it")
-        code, self._told_by_others = ended
-        return code
-
-    def _hand_over(self, supervisor: Supervisor) -> None:
-        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._channels.open(own)
-            supervisor.run(self._wanted(), (*self._files, theirs.fileno(), self._page_fd))
-        with self._lock:
-            self._supervisor = supervisor
-            early, self._early = self._early, []
-        for signum in early:
-            self.deliver(signum)
-
-    def _wanted(self) -> dict[str, Any]:
-        """What the supervisor starts."""
-        request = self._request
-        return {
-            "command": script_command(request),
-            "environment": _environment(request, self._mark),
-            "own_variables": GPU_VARIABLES,
-            "cwd": request.cwd,
-            "umask": request.umask,
-            "limits": dict(request.limits),
-            "nice": request.nice,
-            "blocked": request.blocked,
-            "ignored": request.ignored,
-            "traced": self._traced,
-        }
-
-    def _conclude(self, code: int) -> None:
-        self._arbiter.leave(self.member)
-        self.out_of_memory = code != 0 and self._mark.exists()
-        self._mark.unlink(missing_ok=True)
-        for file in self._files:
-            with contextlib.suppress(OSError):
-                os.close(file)
-        with self._lock:
-            self.exit_code = reported_code(code, hung=self.hung)
-        self._cut_short = self._told_to_end and (self._handles_end or self._told_by_others or code in _KILLED)
+        self._channels.close(LAST_WORDS_S)
+        self.exit_code = None if given_up else self._told_code
+        self.client_pid = 0
         self.ended.set()
         self._on_end(self)
-
-
-def script_command(request: AttachRequest) -> list[str]:
-    """How the script runs as a process of its own: plain only if it wants no stages and is one rank alone."""
-    hooks = stages_wanted(request.environment) or task_of(request.environment)[1] > 1
-    runner = ["-m", "muri.launcher.script.solo"] if hooks else []
-    module = ["-m"] if request.module else []
-    return [request.executable, *request.options, *runner, *module, request.target, *request.arguments]
-
-
-def _environment(request: AttachRequest, mark: Path) -> dict[str, str]:
-    """The member's environment; the supervisor adds the GPUs."""
-    own = {name: value for name, value in request.environment.items() if name not in GPU_VARIABLES}
-    wait_without_spinning(own)
-    if stages_wanted(request.environment):
-        own[MARK_VARIABLE] = str(mark)
-    return own
 
 
 def share_waiting_hint(arbiter: Arbiter) -> int:
@@ -287,13 +222,29 @@ def share_waiting_hint(arbiter: Arbiter) -> int:
     return page_fd
 
 
-def _handles(pid: int, signum: int) -> bool:
-    """Whether a process has a handler of its own for a signal."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        status = Path(f"/proc/{pid}/status").read_text().splitlines() if pid else []
-        caught = next(int(line.split()[1], 16) for line in status if line.startswith(_TRACKED)) if status else 0
-        return bool(caught >> (signum - 1) & 1)
-    return False
+class Listener(Protocol):
+    """Takes what a process tells of itself."""
+
+    def note_facts(self, facts: dict[str, Any]) -> None:
+        """Take its facts (`launcher.script.script_facts`)."""
+
+    def note_exit(self, code: int) -> None:
+        """Take the exit code with which it is about to end."""
+
+    def note_out_of_memory(self) -> bool:
+        """Take note that its script ends for lack of GPU memory; whether others have shared the GPU."""
+
+
+_open_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+def _close_sockets() -> None:
+    """Close the channels in a forked process, which must not keep them open when the runtime dies."""
+    for channel in list(_open_sockets):
+        channel.close()
+
+
+os.register_at_fork(after_in_child=_close_sockets)
 
 
 class Channels:
@@ -304,7 +255,10 @@ class Channels:
         arbiter: Answers its requests.
         on_iteration: Called with each finished iteration; whether the arbiter is to be told of it.
         on_interval: Called with each stage held; None for no calls.
-        on_facts: Called with what the process tells of itself; None for no calls.
+        listener: Told what the process tells of itself; None for nobody.
+
+    Attributes:
+        main_closed: Set once the process's first channel is closed at its end.
     """
 
     def __init__(
@@ -313,14 +267,15 @@ class Channels:
         arbiter: Arbiter,
         on_iteration: Callable[[IterationRecord], bool],
         on_interval: IntervalListener | None,
-        on_facts: Callable[[dict[str, Any]], None] | None = None,
+        listener: Listener | None = None,
     ) -> None:
         self.member: Final = member
         self.arbiter: Final = arbiter
         self.on_iteration: Final = on_iteration
         self.on_interval: Final = on_interval
-        self.on_facts: Final = on_facts
-        self._served: list[threading.Thread] = []
+        self.listener: Final = listener
+        self.main_closed: Final = threading.Event()
+        self._served: list[tuple[_Channel, threading.Thread]] = []
         self._lock = threading.Lock()
 
     def open(self, main: socket.socket) -> None:
@@ -332,13 +287,18 @@ class Channels:
         thread = threading.Thread(target=served.serve, name=f"channel-{self.member}", daemon=True)
         with self._lock:
             thread.start()
-            self._served = [*filter(threading.Thread.is_alive, self._served), thread]
+            self._served = [*(each for each in self._served if each[1].is_alive()), (served, thread)]
 
-    def finish(self, limit_s: float) -> None:
-        """Wait until all that the process has told is read; its end closes channels that no other process holds."""
+    def close(self, limit_s: float) -> None:
+        """Read what the process has told until now, and close all channels, whoever holds their other ends."""
         end_s = time.monotonic() + limit_s
-        while (open_ones := [*filter(threading.Thread.is_alive, self._served)]) and time.monotonic() < end_s:
-            open_ones[0].join(max(0.0, end_s - time.monotonic()))
+        for kind in (_MainChannel, _Channel):  # the main one first: over it come the others
+            with self._lock:
+                served = [each for each in self._served if isinstance(each[0], kind)]
+            for channel, _ in served:
+                channel.close()
+            for _, thread in served:
+                thread.join(max(0.0, end_s - time.monotonic()))
 
 
 class _Channel:
@@ -347,6 +307,7 @@ class _Channel:
     def __init__(self, owner: Channels, channel: socket.socket) -> None:
         self._owner = owner
         self._socket = channel
+        _open_sockets.add(channel)
         self._held: set[int] = set()
         self._handlers: dict[int, Callable[[bytes], None]] = {
             process_gate.ACQUIRE: self._acquire,
@@ -355,12 +316,14 @@ class _Channel:
             process_gate.ITERATION: self._iteration,
             process_gate.INTERVAL: self._interval,
             process_gate.FACTS: self._note_facts,
+            process_gate.EXIT: self._note_exit,
+            process_gate.OUT_OF_MEMORY: self._note_out_of_memory,
             process_gate.CHANNEL: lambda _message: None,  # the descriptor that came with it is open already
         }
 
     def serve(self) -> None:
         try:
-            with self._socket, contextlib.suppress(ConnectionError):
+            with self._socket, contextlib.suppress(ConnectionError, WaitInterruptedError):
                 while self._serve_one():
                     pass
         except (KeyError, struct.error, ValueError) as error:
@@ -368,6 +331,11 @@ class _Channel:
         finally:  # a thread of the script may end within a stage
             for stage in self._held:
                 self._owner.arbiter.release(self._owner.member, stage)
+
+    def close(self) -> None:
+        """End the reading, after what is there already; the end of `serve` opens the process's gate."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
 
     def _serve_one(self) -> bool:
         message = self._receive()
@@ -380,24 +348,20 @@ class _Channel:
 
     def _acquire(self, message: bytes) -> None:
         stage = _stage_of(message)
-        try:
-            waited_s = self._owner.arbiter.acquire(self._owner.member, stage)
-        except WaitInterruptedError:
-            self._answer(process_gate.INTERRUPTED, 0.0)
-        else:
-            self._held.add(stage)
-            self._answer(process_gate.GRANTED, waited_s)
+        waited_s = self._owner.arbiter.acquire(self._owner.member, stage)
+        self._held.add(stage)
+        self._answer(waited_s)
 
     def _yield(self, message: bytes) -> None:
         stage = _stage_of(message)
         try:
-            self._answer(process_gate.GRANTED, self._owner.arbiter.yield_point(self._owner.member, stage))
+            self._answer(self._owner.arbiter.yield_point(self._owner.member, stage))
         except WaitInterruptedError:
             self._held.discard(stage)
-            self._answer(process_gate.INTERRUPTED, 0.0)
+            raise
 
-    def _answer(self, kind: int, waited_s: float) -> None:
-        self._socket.send(process_gate.ANSWER.pack(kind, waited_s))
+    def _answer(self, figure: float) -> None:
+        self._socket.send(process_gate.ANSWER.pack(figure))
 
     def _release(self, message: bytes) -> None:
         stage = _stage_of(message)
@@ -410,8 +374,16 @@ class _Channel:
             self._owner.arbiter.iteration_done(self._owner.member, record)
 
     def _note_facts(self, message: bytes) -> None:
-        if self._owner.on_facts is not None:
-            self._owner.on_facts(process_gate.unpack_facts(message))
+        if self._owner.listener is not None:
+            self._owner.listener.note_facts(process_gate.unpack_facts(message))
+
+    def _note_exit(self, message: bytes) -> None:
+        _, code = process_gate.EXIT_MESSAGE.unpack(message)
+        if self._owner.listener is not None:
+            self._owner.listener.note_exit(code)
+
+    def _note_out_of_memory(self, _message: bytes) -> None:
+        self._answer(float(self._owner.listener is not None and self._owner.listener.note_out_of_memory()))
 
     def _interval(self, message: bytes) -> None:
         _, stage, start_s, end_s, wait_s = process_gate.INTERVAL_MESSAGE.unpack(message)
@@ -421,6 +393,12 @@ class _Channel:
 
 class _MainChannel(_Channel):
     """The channel over which the process sends those of its threads."""
+
+    def serve(self) -> None:
+        try:
+            super().serve()
+        finally:
+            self._owner.main_closed.set()
 
     def _receive(self) -> bytes:
         # Not `recv_fds`, which takes no notice of its flags: what this process starts would hold the channel open.

@@ -37,7 +37,7 @@ _SYSTEM_CALLS: Final = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
 
 HUNG_EXIT_CODE: Final = 124
-"""Exit code of a script that was ended because it hung; timeout(1) uses the same."""
+"""Exit code of a thread that was ended because it hung; timeout(1) uses the same."""
 
 HUNG_GRACE_S: Final = 2.0
 """After this time a hanging script is abandoned, or its process killed: it rarely ends by itself."""
@@ -47,11 +47,10 @@ DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/kfd")
 
 @dataclass(frozen=True)
 class Roots:
-    """Where a member's threads and processes begin."""
+    """Where a member's threads and processes begin; neither is known of a process that cannot be seen from here."""
 
     threads: tuple[int, ...] = ()  # the kernel's numbers of its threads in this process
     process: int = 0  # the script's own process, 0 for none
-    supervisor: int = 0  # the process between that one and this, 0 for none
 
 
 class MemberSession(ABC):
@@ -63,7 +62,7 @@ class MemberSession(ABC):
 
     def __init__(self, request: AttachRequest, arbiter: Arbiter, spec: MemberSpec | None) -> None:
         self.member = request.job_id
-        self.exit_code: int | None = None  # of the script, None until it ended
+        self.exit_code: int | None = None  # of the script; None until it ended, or if it has not told
         self.stopped_at: int | None = None  # iteration at which the script was saved and stopped, else None
         self.fault: str | None = None  # the script's error if that ended the CUDA context of this process
         self.lost_cause: str | None = None  # why the script must run again, but for the runtime's end
@@ -71,7 +70,7 @@ class MemberSession(ABC):
         self.out_of_memory = False  # the script ended for lack of GPU memory
         self.hung = False  # it is being ended, or was, because it hangs
         self.paused = False  # its job is suspended
-        self.client_pid = 0  # process in which `muri run` waits for the end; 0 once it is gone, or if it cannot be seen
+        self.client_pid = 0  # the member's process in its own job; 0 once it is gone, or if it cannot be seen
         self._request = request
         self._arbiter = arbiter
         self._spec = spec or MemberSpec(request.job_id)
@@ -88,7 +87,7 @@ class MemberSession(ABC):
 
     @abstractmethod
     def start(self, on_end: Callable[["MemberSession"], None]) -> None:
-        """Run the script; `on_end` is called once, when the exit code is known."""
+        """Run the script, or watch it; `on_end` is called once, when it has ended."""
 
     @abstractmethod
     def deliver(self, signum: int) -> None:
@@ -100,15 +99,11 @@ class MemberSession(ABC):
 
     @abstractmethod
     def end_as_hung(self, cause: str) -> None:
-        """End a script that hangs: the cause goes to its standard error, and its exit code is `HUNG_EXIT_CODE`."""
+        """End a script that hangs: the cause goes to its standard error."""
 
     @abstractmethod
-    def stop(self) -> None:
-        """Stop the script's process, if it has one of its own, as SIGSTOP would."""
-
-    @abstractmethod
-    def go_on(self) -> None:
-        """Continue what `stop` has stopped."""
+    def tell(self, text: str) -> None:
+        """Write a line to the script's standard error, without waiting for whoever reads it."""
 
     @abstractmethod
     def roots(self) -> Roots:
@@ -120,10 +115,9 @@ class MemberSession(ABC):
 
     @abstractmethod
     def shut_down(self, grace_s: float) -> None:
-        """Let the script's own SIGTERM handler work, else end the script, because the runtime ends."""
+        """Give the script up, because the runtime ends: a thread ends with it, its own SIGTERM handler first."""
 
-    @abstractmethod
-    def detach_output(self) -> None:
+    def detach_output(self) -> None:  # noqa: B027 (a script in the member's own process ends with it)
         """Discard further output of the script, because the member's own process is gone."""
 
     def join_arbiter(self) -> None:
@@ -139,20 +133,17 @@ class MemberSession(ABC):
         return {"prefix": self._request.prefix, "executable": self._request.executable}
 
 
-def tell_hang(file: int, cause: str) -> None:
-    """Write the cause to a member's standard error, from a thread: what hangs may be the reader of that file."""
-    copy = os.dup(file)
+def write_notice(opened: Callable[[], int], text: str) -> None:
+    """Write a line to a member's standard error, from a thread: what hangs may be the reader of that file.
+
+    `opened` opens it, there too, for this line alone.
+    """
 
     def write() -> None:
-        with contextlib.suppress(OSError), os.fdopen(copy, "w") as stream:
-            stream.write(f"muri: {cause}\n")
+        with contextlib.suppress(OSError), os.fdopen(opened(), "w") as stream:
+            stream.write(f"muri: {text}\n")
 
     threading.Thread(target=write, name="notice", daemon=True).start()
-
-
-def reported_code(code: int, *, hung: bool) -> int:
-    """Return the exit code to report for a script: its own, unless it was ended for hanging."""
-    return HUNG_EXIT_CODE if hung and code > 128 else code
 
 
 def call_later(delay_s: float, function: Callable[..., object], *arguments: Any) -> None:

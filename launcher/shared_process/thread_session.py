@@ -22,12 +22,12 @@ from muri.launcher.script.hooks import stages_wanted
 from muri.launcher.script.script_clock import set_clock_provider
 from muri.launcher.script.solo import install_stage_hooks
 from muri.launcher.sessions.setup import (
+    HUNG_EXIT_CODE,
     HUNG_GRACE_S,
     MemberSession,
     Roots,
     call_later,
-    reported_code,
-    tell_hang,
+    write_notice,
 )
 from muri.launcher.shared_process import (
     gpu,
@@ -175,9 +175,19 @@ class ThreadSession(MemberSession):
             if self.ended.is_set():
                 return
             self.hung = True
-            tell_hang(self._state.files[2], cause)
+            self._write(cause)
         logger.warning("member %s: %s", self.member, cause)
         self.end(signal.SIGTERM, HUNG_GRACE_S)
+
+    def tell(self, text: str) -> None:
+        """Write a line to the script's standard error."""
+        with self._verdict:
+            if not self.ended.is_set():  # then its files are open
+                self._write(text)
+
+    def _write(self, text: str) -> None:
+        file = os.dup(self._state.files[2])
+        write_notice(lambda: file, text)
 
     def facts(self) -> Mapping[str, Any] | None:
         """Return the runtime's knowledge of its own thread; any danger would have ended the session."""
@@ -190,12 +200,6 @@ class ThreadSession(MemberSession):
 
     def _works_ahead(self, depth: int, period: int) -> None:
         self._ahead = self._ahead.widened(LoaderAhead(depth, period))
-
-    def stop(self) -> None:
-        """Do nothing: other members' threads run in this process; the arbiter grants this one no resource."""
-
-    def go_on(self) -> None:
-        """Do nothing: nothing is stopped."""
 
     def roots(self) -> Roots:
         """The session's threads."""
@@ -359,7 +363,7 @@ class ThreadSession(MemberSession):
         with self._interruption.lock, self._verdict:
             if self.ended.is_set():
                 return
-            self.exit_code = reported_code(code, hung=self.hung)
+            self.exit_code = HUNG_EXIT_CODE if self.hung and code > 128 else code
             self.ended.set()
         self._arbiter.leave(self.member)
         self._on_end(self)

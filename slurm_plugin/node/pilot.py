@@ -60,7 +60,7 @@ def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
     layout = [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={gpus}", "--distribution=block"]
     return [
         "srun", *(layout if tasks > 1 else ["--ntasks=1"]), "--kill-on-bad-exit=1", "--unbuffered",
-        members_python(group) or sys.executable, "-m", "muri.launcher.runtime.main", "--steps",
+        members_python(group) or sys.executable, "-m", "muri.launcher.runtime.main",
         "--group", group.to_text(),
         "--run-dir", str(run_dir),
         "--status-file", str(status),

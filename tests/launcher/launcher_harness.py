@@ -15,8 +15,10 @@ from group_words import runtime_words
 from polling import DEADLINE_S, until
 from warm_start import ONE_THREAD, WarmProcess, starts_warm, warm_start
 
+from muri.launcher.protocol import NO_JOB
+
 FOREIGN_VARIABLES = (
-    "SLURM_JOB_ID", "MURI_JOB", "MURI_TIMING", "MURI_TRACE", "MURI_DRY_RUN", "CUDA_VISIBLE_DEVICES",
+    "SLURM_JOB_ID", "MURI_JOB", "MURI_PILOT", "MURI_TIMING", "MURI_TRACE", "MURI_DRY_RUN", "CUDA_VISIBLE_DEVICES",
     "PYTHONUNBUFFERED",  # scripts' workers would write one line's words in turns, as under plain Python
 )  # fmt: skip
 
@@ -56,6 +58,7 @@ class Launcher:
 
     Attributes:
         warm: Runtimes and members start with PyTorch loaded; not where a test is about their start.
+        grant: What the SPANK plugin sets in members; empty before the first runtime.
     """
 
     def __init__(self, folder: Path, run_dir: Path) -> None:
@@ -63,6 +66,7 @@ class Launcher:
         self.status_path = folder / "status.json"
         self.processes: list[Process] = []
         self.warm = True
+        self.grant: dict[str, str] = {}
         self.environment = {k: v for k, v in os.environ.items() if k not in FOREIGN_VARIABLES}
         self.environment |= ONE_THREAD | {"MURI_RUN_DIR": str(run_dir)}
 
@@ -77,10 +81,15 @@ class Launcher:
         """Start a runtime and wait until it takes members."""
         command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", ""]
         command += ["--status-file", str(self.status_path), *runtime_words(members, options)]
+        self.give_grant()
         process = self.spawn(command, self.environment, stderr=(self.folder / "runtime.log").open("wb"))
         until(lambda: process.poll() is not None or self._serves(process.pid), "the runtime")
         assert process.poll() is None, (self.folder / "runtime.log").read_text()
         return process
+
+    def give_grant(self) -> None:
+        """Let members from now on find the runtime, as Slurm's plugin would."""
+        self.grant = {"MURI_PILOT": self.environment.get("SLURM_JOB_ID", NO_JOB)}
 
     def threads(self, *members: str, options: tuple[str, ...] = ()) -> Process:
         """Start a runtime whose members are threads."""
@@ -99,7 +108,7 @@ class Launcher:
         **environment: str,
     ) -> Process:
         """Start `muri run …` as the job would; its output goes to out() and err() of the job, or of a name."""
-        variables = self.environment | environment | ({"SLURM_JOB_ID": job_id} if job_id else {})
+        variables = self.environment | ({"SLURM_JOB_ID": job_id} | self.grant if job_id else {}) | environment
         return self.start(into or job_id, [*command, *arguments], variables, cwd)
 
     def ran(self, job_id: str | None, *arguments: object, code: int = 0, **environment: str) -> str:

@@ -1,0 +1,81 @@
+"""The process at the other end of a connection: its end, and signals that can reach no other process."""
+
+import ctypes
+import os
+import select
+import socket
+import weakref
+from collections.abc import Iterator
+from typing import Final
+
+from muri.launcher import protocol
+from muri.launcher.job.environment import descendants_of
+
+_PIDFD_SEND_SIGNAL: Final = 424
+_PIDFD_OPEN: Final = 434
+"""Numbers of system calls, the same on all machines: Pythons that were built on an old system lack the functions."""
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class PeerProcess:
+    """A process that need not be a child of this one.
+
+    Attributes:
+        pid: Its process id; 0 if it cannot be seen from here.
+    """
+
+    def __init__(self, pid: int) -> None:
+        file = _libc.syscall(_PIDFD_OPEN, pid, 0) if pid > 0 else -1
+        self.pid: Final = pid if file >= 0 else 0
+        self._file: Final = file
+        if self.pid:
+            weakref.finalize(self, os.close, file)
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> "PeerProcess":
+        """The process that has connected and waits for an answer."""
+        peer = cls(protocol.peer_pid(connection))
+        watched = select.poll()
+        watched.register(connection, select.POLLRDHUP)
+        if peer.pid and watched.poll(0):  # it had ended before it was found: another one may have its number
+            return cls(0)
+        return peer
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended; False where it cannot be seen."""
+        return self._ends_within(0)
+
+    def wait(self) -> None:
+        """Wait for its end; only for a process that can be seen."""
+        self._ends_within(None)
+
+    def send(self, number: int) -> None:
+        """Send it a signal; nothing happens once it has ended, or where it cannot be seen."""
+        if self.pid:
+            _libc.syscall(_PIDFD_SEND_SIGNAL, self._file, number, None, 0)
+
+    def family(self) -> "Iterator[PeerProcess]":
+        """The processes that it has started, and those that these have started."""
+        if self.pid and not self.has_ended:
+            yield from map(PeerProcess, descendants_of(self.pid))
+
+    def error_output(self) -> int:
+        """Open its standard error anew.
+
+        Raises:
+            OSError: It cannot be opened from here, or the process has ended.
+        """
+        file = os.open(f"/proc/{self.pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+        if not self.pid or self.has_ended:  # then it may be that of another one with the same number
+            os.close(file)
+            raise ProcessLookupError("the process has ended")
+        return file
+
+    def _ends_within(self, timeout_ms: int | None) -> bool:
+        if not self.pid:
+            return False
+        watched = select.poll()
+        watched.register(self._file, select.POLLIN)
+        return bool(watched.poll(timeout_ms))
