@@ -3,11 +3,12 @@
 CPU, memory, disk and network through psutil, GPUs through NVML; None for what cannot be read.
 """
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -60,15 +61,17 @@ class HostReading(NamedTuple):
 
 
 class HostReader:
-    """Reads what one process and its descendants use.
+    """Reads what some processes and their descendants use.
 
     CPU seconds and disk bytes of children that ended are in their parent's figures once the parent
-    has waited for them, so the totals keep them. A descendant whose parent ended is still followed
-    if it was seen before.
+    has waited for them, so the totals keep them. So they do of the given processes, whose parents are others'.
+    A descendant whose parent ended is still followed if it was seen before.
     """
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self, *pids: int) -> None:
+        self._roots = set(pids)
+        self._ended = {"cpu": 0.0, "disk": 0.0}
+        self._last: dict[tuple[str, int], float] = {}
         self._tree: dict[int, psutil.Process] = {}
         self._seen: set[int] = set()
         self._tree_due = Throttle(TREE_EVERY_S)
@@ -94,13 +97,29 @@ class HostReader:
         disk_mib = self._disk_mib()
         return HostReading(self._cpu_s(), self._memory_gib, disk_mib)
 
+    def follow(self, pids: Collection[int]) -> None:
+        """Read these processes and their descendants as well, from now on."""
+        new = set(pids) - self._roots
+        self._roots |= new
+        if self._seen:
+            for process in self._add_trees(new):
+                with contextlib.suppress(psutil.Error, OSError):
+                    self._ended["cpu"] -= sum(process.cpu_times()[:4])
+                    counters = process.io_counters()
+                    self._ended["disk"] -= counters.read_bytes + counters.write_bytes
+
     def _first_tree(self) -> None:
         self._seen = set(psutil.pids())
-        try:
-            root = psutil.Process(self._pid)
-            self._tree = {process.pid: process for process in (root, *root.children(recursive=True))}
-        except psutil.NoSuchProcess:
-            return
+        self._add_trees(self._roots)
+
+    def _add_trees(self, pids: set[int]) -> list[psutil.Process]:
+        added: list[psutil.Process] = []
+        for pid in pids - self._tree.keys():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                root = psutil.Process(pid)
+                added += [each for each in (root, *root.children(recursive=True)) if each.pid not in self._tree]
+                self._tree.update((process.pid, process) for process in added)
+        return added
 
     def _refresh_tree(self) -> None:
         """Adopt the processes that are new since the last time; looking at all would cost far more."""
@@ -117,17 +136,31 @@ class HostReader:
         total_s = 0.0
         for pid, process in list(self._tree.items()):
             try:
-                total_s += sum(process.cpu_times()[:4])  # user, system and those of children waited for
+                used_s = sum(process.cpu_times()[:4])  # user, system and those of children waited for
             except psutil.NoSuchProcess:
                 del self._tree[pid]
                 self._weights.pop(pid, None)
+                self._keep(pid)
             except psutil.Error:
                 continue
+            else:
+                total_s += used_s
+                self._note("cpu", pid, used_s)
         return self._grown("cpu", total_s)
+
+    def _note(self, name: str, pid: int, used: float) -> None:
+        if pid in self._roots:
+            self._last[name, pid] = used
+
+    def _keep(self, pid: int) -> None:
+        """Keep the figures of a given process that has ended; those of another one are in its parent's."""
+        self._roots.discard(pid)
+        for name in self._ended:
+            self._ended[name] += self._last.pop((name, pid), 0.0)
 
     def _grown(self, name: str, total: float) -> float:
         """The total, which never falls: a process that ends is missing until its parent has waited for it."""
-        self._totals[name] = max(self._totals[name], total)
+        self._totals[name] = max(self._totals[name], self._ended[name] + total)
         return self._totals[name]
 
     def _memory(self) -> float | None:
@@ -159,7 +192,7 @@ class HostReader:
         if self._disk_is_secret:
             return None
         total_bytes = 0
-        for process in self._tree.values():
+        for pid, process in self._tree.items():
             try:
                 counters = process.io_counters()
             except psutil.NoSuchProcess:
@@ -168,6 +201,7 @@ class HostReader:
                 self._disk_is_secret = True  # from now on: a total without one of the processes would be a false rate
                 return None
             total_bytes += counters.read_bytes + counters.write_bytes
+            self._note("disk", pid, counters.read_bytes + counters.write_bytes)
         return self._grown("disk", total_bytes) / MIB
 
 
@@ -368,7 +402,7 @@ class Monitor:
     def __init__(self, library: Any = None) -> None:
         self.notes: dict[str, None] = {}
         self._due = Throttle(EVERY_S)  # (each of the readers keeps to a share of its own as well)
-        self._jobs: dict[str, tuple[int, HostReader]] = {}
+        self._jobs: dict[str, HostReader] = {}
         self._before_s = 0.0
         self._totals: tuple[float | None, ...] = ()
         self._job_totals: dict[str, HostReading] = {}
@@ -383,13 +417,13 @@ class Monitor:
         if self._gpus is not None:
             self._gpus.close()
 
-    def look(self, jobs: Mapping[str, int]) -> Use | None:
+    def look(self, jobs: Mapping[str, Collection[int]]) -> Use | None:
         """Return what the node and some jobs use; None while it is not time, and at the first look.
 
         It looks at once where a job has come or gone: rates begin with the first look at a job.
 
         Args:
-            jobs: The process id of each job's script, by name; its descendants count, too.
+            jobs: Ids of each job's processes, by name; their descendants count, too.
         """
         if not self._due.due() and jobs.keys() == self._jobs.keys():
             return None
@@ -398,16 +432,16 @@ class Monitor:
         finally:
             self._due.done()
 
-    def _look(self, jobs: Mapping[str, int]) -> Use | None:
+    def _look(self, jobs: Mapping[str, Collection[int]]) -> Use | None:
         now_s, before_s = time.perf_counter(), self._before_s
         over_s = now_s - before_s if before_s else 0.0
         totals = (_busy_s(), node_disk_mib(), node_network_mib())
-        readings = {name: self._reader(name, pid).read() for name, pid in jobs.items()}
+        readings = {name: self._reader(name, pids).read() for name, pids in jobs.items()}
         gpus: dict[int, OneGpu] = {}
         shares: dict[str, tuple[float | None, float | None]] = {}
         if self._gpus is not None:
             gpus = self._gpus.each_gpu()
-            shares = self._gpus.by_owner({name: self._jobs[name][1].pids for name in jobs}) if jobs else {}
+            shares = self._gpus.by_owner({name: self._jobs[name].pids for name in jobs}) if jobs else {}
         self._jobs = {name: reader for name, reader in self._jobs.items() if name in jobs}
         old, old_readings = self._totals, self._job_totals
         self._before_s, self._totals, self._job_totals = now_s, totals, readings
@@ -423,12 +457,10 @@ class Monitor:
             uses[name] = JobUse(job_cpu, new.mem_gib, job_disk, *shares.get(name, (None, None)))
         return Use(node, uses)
 
-    def _reader(self, name: str, pid: int) -> HostReader:
-        known = self._jobs.get(name)
-        if known is None or known[0] != pid:
-            known = self._jobs[name] = (pid, HostReader(pid))
-            self._job_totals.pop(name, None)
-        return known[1]
+    def _reader(self, name: str, pids: Collection[int]) -> HostReader:
+        reader = self._jobs.setdefault(name, HostReader())
+        reader.follow(pids)
+        return reader
 
 
 def _busy_s() -> float:

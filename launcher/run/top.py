@@ -45,8 +45,9 @@ SPEED is iterations done × iteration time alone / time elapsed: 1.00 is as
 fast as alone; ~ where the time alone is not known but learned. PLAN is what
 the controller expected; ! marks a difference above 20 %. MIN is the speed
 that the job was promised; ! marks one that is not kept. "process" in STATE:
-running, in a process of its own. The last line of a group shows for how much
-of the time each resource is held, and its holder at this moment.
+running, in a process of its own; "plain": it has not called `muri run` so far,
+and shares without turns. The last line of a group shows for how much of the
+time each resource is held, and its holder at this moment.
 """
 
 STALE_S: Final = 10.0
@@ -318,7 +319,19 @@ def read_group(path: Path, *, follow_links: bool = True) -> GroupView:
     except ValueError as error:
         raise DamagedStatusError(f"{path} is not a status file of a runtime: {error}") from error
     age_s = max(0.0, now_s - _written_s(status, written_s))
-    return GroupView(path, status | _use_beside(path, now_s), age_s)
+    return GroupView(path, _with_plain_members(status | _use_beside(path, now_s)), age_s)
+
+
+def _with_plain_members(status: dict[str, Any]) -> dict[str, Any]:
+    """Add the members that the pilot job sees on the node and the runtime does not know: they share without turns."""
+    use = status.get("use")
+    plain = use.get("plain") if isinstance(use, dict) else None
+    members = dict(status["members"])
+    for name in plain[:MOST_ROWS] if isinstance(plain, list) else ():
+        known = members.get(name, {}) if isinstance(name, str) and name.isdecimal() else {"state": "running"}
+        if known.get("state", "waiting") == "waiting":
+            members[name] = {**known, "state": "plain"}
+    return {**status, "members": members}
 
 
 def _read(path: Path, flags: int) -> tuple[Any, float]:

@@ -295,7 +295,8 @@ def _with_pilot(run: GroupRun, pilot: ManagedJob) -> GroupRun:
         return replace(run, start_s=0.0)  # Slurm shows when it expects to start it
     if pilot.state.is_active or run.end:
         return run
-    return replace(run, end_s=pilot.end_s, end="gpu-error" if pilot.reports.fault else pilot.state.lower())
+    fault = pilot.reports.fault
+    return replace(run, end_s=pilot.end_s, end="gpu-error" if fault and fault.culprits else pilot.state.lower())
 
 
 def _member(member: MemberRun, run: GroupRun, view: View) -> MemberRun:

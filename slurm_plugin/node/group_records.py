@@ -7,7 +7,14 @@ from muri.profiler.records import STAGES, Use
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.private_files import ROOT_UID
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import MemberReport, job_use, member_report, node_use, promise_broken
+from muri.slurm_plugin.records.comment_reports import (
+    MemberReport,
+    job_use,
+    member_report,
+    node_use,
+    promise_broken,
+    sharing_plainly,
+)
 from muri.slurm_plugin.records.comment_tags import Planned
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
 
@@ -30,7 +37,11 @@ def _group(pilot: ManagedJob, view: View) -> dict[str, Any]:
     own = [job for job in members if job.membership is not None and job.membership.pilot == pilot.job_id]
     reports = {job.job_id: member_report(pilot.reports.speeds, job.job_id) for job in own}
     broken = promise_broken(pilot.reports.speeds)
-    described = {str(job.job_id): _member(job, reports[job.job_id], broken=job.job_id in broken) for job in own}
+    plain = sharing_plainly(pilot.reports.speeds)
+    described = {
+        str(job.job_id): _member(job, reports[job.job_id], broken=job.job_id in broken, plain=job.job_id in plain)
+        for job in own
+    }
     node, uses = node_use(pilot.reports.speeds), {}
     for job in own:
         if (use := job_use(pilot.reports.speeds, job.job_id)) is not None:
@@ -47,10 +58,10 @@ def _group(pilot: ManagedJob, view: View) -> dict[str, Any]:
     }
 
 
-def _member(job: ManagedJob, report: MemberReport | None, *, broken: bool) -> dict[str, Any]:
+def _member(job: ManagedJob, report: MemberReport | None, *, broken: bool, plain: bool) -> dict[str, Any]:
     planned = job.planned or Planned()
     member: dict[str, Any] = {
-        "state": _STATES.get(job.state, "running"),
+        "state": _STATES.get(job.state, "plain" if plain else "running"),
         "paused": job.state is JobState.SUSPENDED,
         "script": job.request.model or job.name,
         "predicted_speed": planned.speed,

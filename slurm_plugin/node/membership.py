@@ -117,6 +117,26 @@ class SlurmMembership:
         _set_token(job_record(int(job_id)), tags.CHECKPOINT_PREFIX, run)
 
 
+def requeue_member(job_id: int, pilot: int) -> str:
+    """Put a member of a pilot job that ends back into the queue, as `SlurmMembership.requeue` does.
+
+    Returns:
+        Its state before: "PENDING" for a job that waits, which stays as it is; "" for one that is not a member of the
+        pilot any more, or that Slurm ends already.
+
+    Raises:
+        GatewayError: Slurm has no answer now, or refuses.
+    """
+    record = job_record(job_id)
+    state = tags.parse_state(record.admin_comment)
+    if record.state == "PENDING":
+        return record.state
+    if state is None or state.pilot != pilot or record.state not in {"RUNNING", "SUSPENDED"}:
+        return ""
+    _requeue_to_gate(record)
+    return record.state
+
+
 def _requeue_to_gate(record: JobRecord) -> None:
     """Put a member back into the queue, where it must wait for the controller.
 

@@ -13,10 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -28,7 +28,10 @@ from muri.group_spec import GroupSpec, read_group
 from muri.inherited import settle_own
 from muri.pythons import OLDEST_OF_THREADS, look_at, of_members
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.node.pilot_watches import GroupReports, MemberWatch, NodeMonitor
+from muri.slurm_plugin.node.member_processes import MemberProcesses, standard_error
+from muri.slurm_plugin.node.pilot_watches import GroupReports, Members, MemberWatch, NodeMonitor
+from muri.slurm_plugin.node.proof import MISSING, why_missing
+from muri.slurm_plugin.node.put_back import PutBack
 from muri.slurm_plugin.node.slurm_calls import state_of
 from muri.text import json_of, log_handler
 
@@ -37,6 +40,12 @@ log = logging.getLogger("muri.pilot")
 _TICK_S = 0.25
 
 _RUNTIME_GRACE_S = 20.0
+
+_PUT_BACK_S: Final = 10.0
+"""Slurm kills a pilot job that it ends after KillWait, 30 s by default, of which the runtime's end may take 20 s."""
+
+_PUT_BACK_AT_LEISURE_S: Final = 60.0
+"""Where the pilot ends by itself. The SPANK plugin's epilog ends what is left."""
 
 _STEP_TRIES = 3
 """srun gives up when slurmctld does not answer for half a minute; and the port for the ranks may be taken meanwhile."""
@@ -55,11 +64,9 @@ def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
 
     Slurm numbers the tasks, the ranks; rank 0 is on the node where this pilot runs, which srun tells the others.
     """
-    nodes, gpus = group.node_count, group.gpus_per_node
-    tasks = nodes * gpus
-    layout = [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={gpus}", "--distribution=block"]
+    tasks = group.node_count * group.gpus_per_node
     return [
-        "srun", *(layout if tasks > 1 else ["--ntasks=1"]), "--kill-on-bad-exit=1", "--unbuffered",
+        "srun", *_layout(group.node_count, group.gpus_per_node), "--kill-on-bad-exit=1", "--unbuffered",
         members_python(group) or sys.executable, "-m", "muri.launcher.runtime.main",
         "--group", group.to_text(),
         "--run-dir", str(run_dir),
@@ -67,6 +74,12 @@ def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
         *(["--world-size", str(tasks)] if tasks > 1 else []),
         *(["--trace", str(status.with_suffix(".trace.json"))] if group.trace else []),
     ]  # fmt: skip
+
+
+def _layout(nodes: int, tasks_per_node: int) -> list[str]:
+    tasks = nodes * tasks_per_node
+    layout = [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={tasks_per_node}", "--distribution=block"]
+    return layout if tasks > 1 else ["--ntasks=1"]
 
 
 class PilotWatch:
@@ -79,9 +92,10 @@ class PilotWatch:
         start_runtime: Callable[[], "subprocess.Popen[bytes]"],
         clock: Clock = MACHINE_CLOCK,
         monitor: NodeMonitor | None = None,
+        processes: MemberProcesses | None = None,
     ) -> None:
-        """Start the runtime and watch it; `monitor` measures the node's use."""
-        pilot = int(os.environ["SLURM_JOB_ID"])
+        """Start the runtime and watch it; `monitor` measures the node's use, `processes` finds the members' own."""
+        self._pilot = int(os.environ["SLURM_JOB_ID"])
         self._clock = clock
         self._group = group
         self._status = status
@@ -89,8 +103,9 @@ class PilotWatch:
         self._runtime = start_runtime()
         self._tries_left = _STEP_TRIES - 1
         self._monitor = monitor
-        self._members = MemberWatch(pilot, group, clock)
-        self._reports = GroupReports(pilot, group.telemetry_s, clock)
+        self._processes = processes or MemberProcesses(self._pilot)
+        self._members = MemberWatch(self._pilot, group, clock)
+        self._reports = GroupReports(self._pilot, group.telemetry_s, clock)
         self._ended_by_slurm = False
 
     def end_early(self) -> None:
@@ -100,15 +115,9 @@ class PilotWatch:
     def watch(self) -> int:
         """Return the pilot's exit code once the runtime or the last member has ended."""
         while True:
+            here = self._processes.look()
             if self._ended_by_slurm:
-                members = self._group.ids
-                log.warning(
-                    "pilot job %s, which holds the GPUs of its group, was canceled or has reached its time limit: "
-                    "members %s go back to the queue. To end one job of a group, cancel that job (scancel %s), not the "
-                    "pilot job", os.environ["SLURM_JOB_ID"], ", ".join(members), members[0],
-                )  # fmt: skip
-                self._end_runtime()
-                return 1
+                return self._end_for_slurm(here)
             code = self._runtime.poll()
             status = self._runtime_status()
             if code is not None and self._tries_left and not self._status.exists():
@@ -116,14 +125,53 @@ class PilotWatch:
                 self._tries_left -= 1
                 self._runtime = self._start_runtime()
             elif code is not None:
-                log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
-                self._reports.report_fault(status)
-                return code or 1
-            if self._members.is_over(status["members"]):
+                return self._end_without_runtime(code, status, here)
+            if self._members.is_over(status["members"], here):
                 # The controller may have taken the members back while the runtime was ending because of a fault.
                 return int(self._end_runtime())
             self._reports.look(status)
             self._clock.sleep(_TICK_S)
+
+    def _end_for_slurm(self, here: Collection[str]) -> int:
+        """Put the members back first: their scripts are saved while the runtime still serves them."""
+        log.warning(
+            "pilot job %s, which holds the GPUs of its group, was canceled or has reached its time limit: "
+            "members %s go back to the queue. To end one job of a group, cancel that job (scancel %s), not the "
+            "pilot job", self._pilot, ", ".join(self._group.ids), self._group.ids[0],
+        )  # fmt: skip
+
+        def reason(member: str) -> str:
+            return (
+                f"pilot job {self._pilot}, which held the GPUs of its group, was cancelled or has reached its time "
+                f"limit (to end this job alone: scancel {member})"
+            )
+
+        self._put_back(here, reason, _PUT_BACK_S)
+        self._end_runtime()
+        return 1
+
+    def _end_without_runtime(self, code: int, status: Mapping[str, Any], here: Collection[str]) -> int:
+        log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
+        self._reports.report_fault(status)
+        cause = (status.get("fault") or {}).get("cause") or f"it ended by itself with code {code}"
+        self._put_back(here, lambda _member: f"the group's runtime is gone: {cause}", _PUT_BACK_AT_LEISURE_S)
+        return code or 1
+
+    def _put_back(self, here: Collection[str], reason: Callable[[str], str], within_s: float) -> None:
+        """Put the members back; `muri run` does so itself for one that is a thread of the runtime."""
+        members: Members = self._runtime_status()["members"]
+        threads = {
+            name
+            for name, member in members.items()
+            if member.get("state") == "running" and member.get("isolation") == "thread"
+        }
+
+        def open_stderr(member: str) -> int | None:
+            script = members.get(member, {}).get("script_pid")
+            return standard_error([*([script] if script else []), *sorted(self._processes.found.get(member, ()))])
+
+        back = PutBack(self._pilot, reason, open_stderr, self._clock)
+        back.all({*self._group.ids, *members, *here} - threads, within_s)
 
     def _end_runtime(self) -> bool:
         """End the runtime, and report the last figures; returns whether a fault has broken the GPU's context."""
@@ -166,9 +214,13 @@ def main(text: str) -> None:
         os.dup2(stream.fileno(), 2)
     logging.basicConfig(level=logging.INFO, handlers=[log_handler()], force=True)
     log.info("pilot job %s for members %s", job_id, ",".join(group.ids))
+    if why := why_without_grants(group, os.environ):
+        refuse(group, why)
+        sys.exit(1)
     command = runtime_command(group, run_dir, status)
-    monitor = NodeMonitor(status)
-    watch = PilotWatch(group, status, lambda: start(command, group), monitor=monitor)
+    processes = MemberProcesses(int(job_id))
+    monitor = NodeMonitor(status, processes)
+    watch = PilotWatch(group, status, lambda: start(command, group), monitor=monitor, processes=processes)
     monitor.start()
     # scancel and the time limit end the pilot: the runtime must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: watch.end_early())
@@ -177,6 +229,30 @@ def main(text: str) -> None:
     status.unlink(missing_ok=True)
     monitor.close()
     sys.exit(code)
+
+
+def why_without_grants(group: GroupSpec, environment: Mapping[str, str]) -> str:
+    """Return why the members cannot get the GPUs of this pilot job on one of its nodes; "" where they can."""
+    if group.node_count == 1:
+        return why_missing(environment)
+    command = ["srun", *_layout(group.node_count, 1), sys.executable, "-m", "muri.slurm_plugin.node.proof"]
+    looked = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_for_steps(environment), check=False
+    )
+    if looked.returncode != MISSING:
+        return ""
+    said = [line for line in looked.stderr.decode(errors="replace").splitlines() if not line.startswith("srun:")]
+    return said[0] if said else "Muri's SPANK plugin is not loaded on all of its nodes (docs/troubleshooting.md)"
+
+
+def refuse(group: GroupSpec, why: str, clock: Clock = MACHINE_CLOCK) -> None:
+    """Put the members of a group that cannot run here back into the queue, also those that start in a moment."""
+    pilot = int(os.environ["SLURM_JOB_ID"])
+    log.error("the group cannot run here, and its members go back to the queue: %s", why)
+    GroupReports(pilot, group.telemetry_s, clock).report_fault({"fault": {"cause": why, "culprits": []}})
+    # Without the plugin nothing tells which processes are a member's; its user finds the reason in `muri explain`.
+    back = PutBack(pilot, lambda _member: why, lambda _member: None, clock)
+    back.all(group.ids, _PUT_BACK_AT_LEISURE_S, await_start=True)
 
 
 def remove_left_behind(run_dir: Path, own: int, now_s: float) -> None:
@@ -235,9 +311,12 @@ def start(command: list[str], group: GroupSpec) -> "subprocess.Popen[bytes]":
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     own = of_members(os.environ) if members_python(group) else dict(os.environ)
-    environment = own | {KEY_VARIABLE: secrets.token_hex(32), PORT_VARIABLE: str(port)}
-    environment.pop("SLURM_TRES_PER_TASK", None)
+    environment = _for_steps(own) | {KEY_VARIABLE: secrets.token_hex(32), PORT_VARIABLE: str(port)}
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+
+
+def _for_steps(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name != "SLURM_TRES_PER_TASK"}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +14,12 @@ from muri.files import atomic_json, use_file
 from muri.group_spec import GroupSpec
 from muri.profiler.usage import Monitor
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.node.member_processes import MemberProcesses
 from muri.slurm_plugin.node.slurm_calls import growing_pauses, job_record, set_comment
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import (
     DIFFERS_BY,
+    PLAIN,
     fault_token,
     iteration_times_s,
     speeds_token,
@@ -36,15 +38,18 @@ ENDED: Final = "ended"
 AWAITED: Final = "awaited"
 
 FIRST_PAUSE_S: Final = {AT_WORK: 600.0, ENDED: 0.5, AWAITED: 4.0}
-"""Before the first question. A member at work has an open socket, whose end the runtime sees: Slurm is asked only in
-case that something is wrong. Once every member's training has ended, their jobs are about to: the GPUs are given back
-soon."""
+"""Before the first question. Of a member at work the runtime sees the script's process, and this node those of its job:
+Slurm is asked only in case that something is wrong. Once none is left, the jobs are about to end: the GPUs are given
+back soon."""
 
 _MOST_AT_WORK_S: Final = 1800.0
 
 
 class MemberWatch:
-    """Says whether any member is left: the runtime reports those at work, and Slurm is asked about the others."""
+    """Says whether any member is left: a job that runs is one, attached to the runtime or not.
+
+    The runtime reports those at work and this node shows their processes; Slurm is asked about the others.
+    """
 
     def __init__(self, pilot: int, group: GroupSpec, clock: Clock) -> None:
         self._pilot = pilot
@@ -56,10 +61,15 @@ class MemberWatch:
         self._ask_s = math.inf
         self._last_found = 0
 
-    def is_over(self, members: Members) -> bool:
-        """Return whether the pilot can exit. Slurm is asked rarely, and in few calls."""
+    def is_over(self, members: Members, here: Collection[str] = ()) -> bool:
+        """Return whether the pilot can exit. Slurm is asked rarely, and in few calls.
+
+        Args:
+            members: Those that the runtime knows.
+            here: The jobs of members that have processes on this node.
+        """
         states = {member.get("state") for member in members.values()}
-        phase = AT_WORK if "running" in states else ENDED if states == {"ended"} else AWAITED
+        phase = AT_WORK if here or "running" in states else ENDED if states == {"ended"} else AWAITED
         # Pauses are short again when a script has started, or the last one has ended.
         if (seen := (phase, _sessions(members))) != self._seen:
             self._seen = seen
@@ -70,16 +80,16 @@ class MemberWatch:
             return False
         self._ask_s = self._clock() + next(self._pauses)
         try:
-            return not self._is_any_left(members, at_work=phase == AT_WORK)
+            return not self._is_any_left(members, here, at_work=phase == AT_WORK)
         except SlurmUnreachableError as error:
             log.warning("cannot ask for the members' states, going on: %s", error)
             return False
 
-    def _is_any_left(self, members: Members, *, at_work: bool) -> bool:
+    def _is_any_left(self, members: Members, here: Collection[str], *, at_work: bool) -> bool:
         """Ask about one member after the other, until one is found that the GPUs wait for."""
         late = not at_work and self._clock() > self._late_s
         waiting: list[int] = []
-        for job_id in self._members(members):
+        for job_id in self._members(members, here):
             asks_tag = not at_work and (late or members.get(str(job_id), {}).get("state") == "ended")
             state = self._state(job_id, asks_tag=asks_tag)
             if state is None:
@@ -94,9 +104,10 @@ class MemberWatch:
             log.info("every member has ended")
         return False
 
-    def _members(self, members: Members) -> Iterator[int]:
+    def _members(self, members: Members, here: Collection[str]) -> Iterator[int]:
         """Yield all members, first those that are probably there."""
-        at_work = [int(name) for name, member in members.items() if member.get("state") == "running"]
+        at_work = [int(name) for name, member in members.items() if member.get("state") == "running" or name in here]
+        at_work += [int(name) for name in here if name not in members]
         known = dict.fromkeys([*at_work, *map(int, self._group.ids), *map(int, members)])
         yield from sorted(known, key=lambda job_id: (job_id not in at_work, job_id != self._last_found))
         # The pilot's own AdminComment lists jobs that joined later; it is read only before the group would end.
@@ -237,7 +248,7 @@ class GroupReports:
         self._report_measurements(status.get("members", {}))
 
     def report_fault(self, status: Mapping[str, Any]) -> bool:
-        """Report which members may have broken the GPU's context; return whether it is broken."""
+        """Report what ended the group, and which members may have caused it; return whether there is such a fault."""
         token = fault_token(status)
         if token is not None:
             try:
@@ -293,7 +304,7 @@ def _is_estimated(admin_comment: str) -> bool:
 
 
 _TURN_S: Final = 2.0
-"""Time between two looks at the scripts; the monitor itself measures more rarely, but whenever one comes or goes."""
+"""Time between two looks at the members; the monitor itself measures more rarely, but whenever one comes or goes."""
 
 
 class NodeMonitor:
@@ -306,9 +317,10 @@ class NodeMonitor:
         latest: The last figures, as JSON values; None before the second look.
     """
 
-    def __init__(self, status: Path) -> None:
+    def __init__(self, status: Path, processes: MemberProcesses) -> None:
         self.latest: dict[str, Any] | None = None
         self._status = status
+        self._processes = processes
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="node-monitor", daemon=True)
 
@@ -328,9 +340,10 @@ class NodeMonitor:
             for note in monitor.notes:
                 log.info("the node's use: %s", note)
             while True:
-                use = monitor.look(script_pids(self._status))
+                members, found = _members_in(self._status), self._processes.found
+                use = monitor.look(watched_processes(members, found))
                 if use is not None and not self._ended.is_set():
-                    self.latest = use.to_dict()
+                    self.latest = {**use.to_dict(), PLAIN: never_attached(members, found)}
                     atomic_json(use_file(self._status), {"updated": now_text(), **self.latest})
                 if self._ended.wait(_TURN_S):
                     break
@@ -339,14 +352,26 @@ class NodeMonitor:
             log.exception("the node's use is not reported any more")
 
 
-def script_pids(status: Path) -> dict[str, int]:
-    """Return the process of each running script by job id; members that are threads of the runtime have none."""
+def _members_in(status: Path) -> Members:
+    """Return the runtime's members by its status file; {} before it first writes."""
     try:
-        members = json_of(status.read_text()).get("members", {})
+        members = json_of(status.read_text()).get("members")
     except (OSError, ValueError, AttributeError):
         return {}
-    return {
-        name: member["script_pid"]
-        for name, member in members.items()
-        if isinstance(member, Mapping) and member.get("state") == "running" and member.get("script_pid")
-    }
+    return {name: each for name, each in members.items() if isinstance(each, dict)} if isinstance(members, dict) else {}
+
+
+def watched_processes(members: Members, found: Mapping[str, Collection[int]]) -> dict[str, set[int]]:
+    """Return the processes by which each member's use is measured; members that are the runtime's threads have none."""
+    watched = {name: set(pids) for name, pids in found.items()}
+    for name, member in members.items():
+        if member.get("state") == "running" and member.get("isolation") == "thread":
+            watched.pop(name, None)
+        elif member.get("state") == "running" and member.get("script_pid"):
+            watched.setdefault(name, set()).add(member["script_pid"])
+    return watched
+
+
+def never_attached(members: Members, found: Collection[str]) -> list[str]:
+    """Return the members that have processes here and no script in the runtime so far: they share without turns."""
+    return sorted(name for name in found if not members.get(name, {}).get("sessions"))

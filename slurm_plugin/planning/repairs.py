@@ -376,6 +376,8 @@ def after_pilot_end(view: View, job: ManagedJob) -> Action:
     fault = None if pilot is None else pilot.reports.fault
     if fault is None:
         return Restore(job.job_id, "its group's pilot job has ended")
+    if not fault.culprits:
+        return Restore(job.job_id, f"its group could not run: {fault.cause}")
     if job.job_id in fault.culprits:
         return Restore(job.job_id, f"its group ended with an error that it may have caused: {fault.cause}")
     return ReturnToQueue(job.job_id, "", f"its group ended with an error that another member caused: {fault.cause}")

@@ -48,11 +48,15 @@ _DISPENSABLE: Final = (
 DIFFERS_BY: Final = 0.2
 """A member whose measured and predicted speeds differ by more than this share is off plan."""
 
+PLAIN: Final = "plain"
+"""Beside a node's use: the members that have not attached to the runtime, and so share without turns."""
+
 # Keys of a pilot's report beside the members' job ids.
 _DISCIPLINE: Final = "d"
 _BROKEN: Final = "b"
 _STEADY: Final = "c"
 _USE: Final = "u"
+_PLAIN: Final = "p"
 
 # Keys of its part about use, beside the members' job ids.
 _NODE: Final = "n"
@@ -192,26 +196,32 @@ class MemberReport:
 
 
 def speeds_token(status: Mapping[str, Any], steady: Collection[str] = ()) -> str | None:
-    """Return the tag for the pilot job's comment; None when no member has done an iteration.
+    """Return the tag for the pilot job's comment; None without an iteration and a member that shares plainly.
 
     Args:
         status: Content of the runtime's status file.
         steady: The running members, where membership did not change while the speeds were measured.
     """
     times_s = iteration_times_s(status.get("members", {}))
-    if not times_s:
+    use = status.get("use")
+    plain = [job_id for job_id in use.get(PLAIN, ()) if job_id not in times_s] if isinstance(use, Mapping) else []
+    if not times_s and not plain:
         return None
     members = {job_id: status["members"][job_id] for job_id in times_s}
     behind = [int(job_id) for job_id, member in members.items() if member.get("promise_broken") and job_id.isdecimal()]
     about: dict[str, Any] = {_BROKEN: behind} if behind else {}
+    if plain:
+        about[_PLAIN] = sorted(int(job_id) for job_id in plain)
     if steady:
         about[_STEADY] = sorted(int(job_id) for job_id in steady if job_id.isdecimal())
     report = about | {job_id: _figures(member) for job_id, member in members.items()}
     if status.get("discipline"):
         report[_DISCIPLINE] = status["discipline"]
-    use = use_figures(status.get("use"))
+    figures = use_figures(use)
     brief = about | {job_id: _short(time_s) for job_id, time_s in times_s.items()}
-    texts = (tags.SPEED_PREFIX + tags.format_json(each) for each in (report | ({_USE: use} if use else {}), report))
+    texts = (
+        tags.SPEED_PREFIX + tags.format_json(each) for each in (report | ({_USE: figures} if figures else {}), report)
+    )
     short_enough = (text for text in texts if len(text) <= MOST_BYTES)
     return next(short_enough, tags.SPEED_PREFIX + tags.format_json(brief))
 
@@ -229,6 +239,11 @@ def promise_broken(report: Mapping[str, Any] | None) -> tuple[int, ...]:
 def steady_company(report: Mapping[str, Any] | None) -> frozenset[int]:
     """Return the members whose speeds a pilot's report covers; empty if membership changed."""
     return frozenset(_ids(report, _STEADY))
+
+
+def sharing_plainly(report: Mapping[str, Any] | None) -> frozenset[int]:
+    """Return the members of a pilot's report that have not attached to the runtime."""
+    return frozenset(_ids(report, _PLAIN))
 
 
 def _ids(report: Mapping[str, Any] | None, name: str) -> tuple[int, ...]:
@@ -342,7 +357,7 @@ def is_off_plan(measured: float | None, predicted: float | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The error that ended a group's runtime, and the job ids of the members that may have caused it."""
+    """The error that ended a group, and the job ids of the members that may have caused it; without one, its node."""
 
     cause: str
     culprits: tuple[int, ...]

@@ -83,6 +83,46 @@ def test_a_total_does_not_fall_while_an_ended_child_is_not_waited_for(monkeypatc
     assert [reading.disk_mib for reading in found] == [4.0, 4.0, 5.0]
 
 
+def test_given_processes_are_counted_from_then_on_and_stay_in_the_totals_after_their_end(monkeypatch):
+    used_s = {1: 5.0, 2: 100.0, 3: 40.0}
+
+    class Process:
+        def __init__(self, pid):
+            self.pid = pid
+
+        def cpu_times(self):
+            if self.pid not in used_s:
+                raise psutil.NoSuchProcess(self.pid)
+            return (used_s[self.pid], 0.0, 0.0, 0.0)
+
+        def io_counters(self):
+            return SimpleNamespace(read_bytes=int(self.cpu_times()[0]) << 20, write_bytes=0)
+
+        def memory_info(self):
+            return SimpleNamespace(rss=1 << 20)
+
+        def memory_full_info(self):
+            return SimpleNamespace(rss=1 << 20, pss=1 << 20)
+
+        def children(self, recursive):
+            return []
+
+    monkeypatch.setattr(psutil, "pids", lambda: [*used_s])
+    monkeypatch.setattr(psutil, "Process", Process)
+    reader = HostReader(1)
+    assert reader.read().cpu_s == 5.0
+    reader.follow([1, 2])
+    assert reader.read().cpu_s == 5.0  # earlier use is not of this time
+    used_s[1], used_s[2] = 6.0, 103.0
+    assert reader.read().cpu_s == 9.0
+    del used_s[2]
+    reader.follow([1, 3])
+    assert reader.read().cpu_s == 9.0
+    used_s[3] = 41.0
+    found = reader.read()
+    assert (found.cpu_s, found.disk_mib) == (10.0, 10.0)
+
+
 def test_memory_that_processes_share_counts_once():
     code = (
         "import os, time\ndata = bytearray(os.urandom(1 << 20)) * 200\n"

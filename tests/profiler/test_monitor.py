@@ -11,7 +11,7 @@ from muri.profiler import usage as monitor_module
 from muri.profiler.usage import EVERY_S, HostReading, Monitor
 
 SCRIPT, IDLE = 101, 102
-JOBS = {"1": SCRIPT, "2": IDLE}
+JOBS = {"1": [SCRIPT], "2": [IDLE]}
 
 
 class Machine:
@@ -23,8 +23,9 @@ class Machine:
         self.disk_mib = self.network_mib = 100.0
         self.jobs = {SCRIPT: HostReading(5.0, 0.5, 100.0), IDLE: HostReading(5.0, 0.2, 0.0)}
 
-    def reader(self, pid):
-        return SimpleNamespace(pids=frozenset({pid}), read=lambda: self.jobs[pid])
+    def reader(self):
+        followed = set()
+        return SimpleNamespace(pids=followed, follow=followed.update, read=lambda: self.jobs[min(followed)])
 
     def cpu_times(self):
         self.thread_s += self.look_costs_s
@@ -69,7 +70,7 @@ def test_it_looks_no_more_often_than_it_may_and_at_once_where_a_job_comes_or_goe
     monitor.look(JOBS)
     machine.now_s += EVERY_S - 1
     assert monitor.look(JOBS) is None
-    use = monitor.look({"1": SCRIPT})
+    use = monitor.look({"1": [SCRIPT]})
     assert set(use.jobs) == {"1"}
     machine.now_s += 1
     use = monitor.look(JOBS)
@@ -81,15 +82,6 @@ def test_it_looks_no_more_often_than_it_may_and_at_once_where_a_job_comes_or_goe
     assert monitor.look(JOBS) is None  # dear looks are rare: 0.1 % of a core
     machine.now_s += 1
     assert monitor.look(JOBS) is not None
-
-
-def test_a_name_that_another_process_takes_over_begins_anew(machine):
-    monitor = Monitor(FakeNvml())
-    monitor.look(JOBS)
-    machine.now_s += EVERY_S
-    machine.jobs[103] = HostReading(1e6, 0.1, 1e6)
-    use = monitor.look({"1": 103, "2": IDLE})
-    assert (use.jobs["1"].cpu_cores, use.jobs["1"].disk_mib_per_s) == (None, None)
 
 
 def test_gpus_are_shared_out_by_process_and_counted_in_whole(machine):
@@ -130,7 +122,7 @@ def test_what_cannot_be_read_is_none_and_the_rest_goes_on(machine):
 def test_real_processes_are_read_and_one_that_ended_costs_the_others_nothing(monkeypatch):
     machine = Machine()
     monkeypatch.setattr(monitor_module, "time", machine.clock)
-    monitor, jobs = Monitor(FakeNvml()), {"1": os.getpid(), "2": 2**22 + 1}  # above the largest process id
+    monitor, jobs = Monitor(FakeNvml()), {"1": [os.getpid()], "2": [2**22 + 1]}  # above the largest process id
     monitor.look(jobs)
     machine.now_s += EVERY_S
     use = monitor.look(jobs)

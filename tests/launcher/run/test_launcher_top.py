@@ -113,6 +113,25 @@ def test_use_is_read_beside_the_status_unless_it_is_old(tmp_path: Path) -> None:
     assert "use" not in read_group(path).status
 
 
+def test_members_that_never_attached_are_shown_as_sharing_plainly(tmp_path: Path) -> None:
+    path = tmp_path / "pilot-7.json"
+    waiting = member(state="waiting", script="", share={}, speed=None, iterations=0, iterations_per_s=None)
+    path.write_text(json.dumps(status(**{"1": member(), "2": waiting, "3": waiting})))
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    plain = ["1", "2", "4", "../5", 6, None, ["7"]]
+    jobs = {"4": {"cpu_cores": 1.0, "gpu_utilization": 0.5}}
+    use = {"node": USE["node"], "jobs": jobs, "plain": plain}
+    (tmp_path / "pilot-7.use.json").write_text(json.dumps({"updated": now, **use}))
+    view = read_group(path)
+    states = {name: each["state"] for name, each in view.status["members"].items()}
+    assert states == {"1": "running", "2": "plain", "3": "waiting", "4": "plain"}
+    assert "plain" in shown(view)
+    assert rows(shown(view))["4"] == ["1.0", *"---", "50%", "-"]
+    for odd in ({"plain": 3}, {"plain": {"1": 2}}, []):
+        (tmp_path / "pilot-7.use.json").write_text(json.dumps({"updated": now, **odd} if odd else odd))
+        assert read_group(path).status["members"]["2"]["state"] == "waiting"
+
+
 def test_promise_is_shown_beside_what_was_measured() -> None:
     members = {"1": member(promised_speed=0.8, promise_broken=True), "2": member(promised_speed=0.5), "3": member()}
     cells = rows(shown(GroupView(Path("s"), status(**members), 0)))

@@ -13,7 +13,7 @@ from virtual_clock import VirtualClock
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.gateway.base import slurm_error
 from muri.slurm_plugin.node import dry_run, pilot, slurm_calls
-from muri.slurm_plugin.node.membership import SlurmMembership
+from muri.slurm_plugin.node.membership import SlurmMembership, requeue_member
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_tags import MemberState, Original
 
@@ -145,6 +145,7 @@ def test_each_measured_member_costs_a_read_and_a_change(slurm: Slurm, tmp_path: 
         ("a member that declares its first checkpoint", lambda member: member.declare_checkpoint("1", 0)),
         ("a member that is saved and stopped", lambda member: member.runs("1") and member.requeue_stopped("1", 0)),
         ("a member whose group broke", lambda member: member.requeue("1", "it broke")),
+        ("a pilot job that ends before its members, for each", lambda _: requeue_member(1, PILOT)),
         ("a member that ran out of GPU memory", lambda member: member.requeue_for_memory("1")),
         ("a dry run", lambda _: dry_run.main(DRY_RUN, standalone_mode=False)),
     ],

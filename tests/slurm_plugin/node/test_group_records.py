@@ -1,7 +1,7 @@
 """Groups as Slurm's records tell of them: what `muri top` shows on a host without run directories."""
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,10 +11,12 @@ from rich.console import Console
 
 from muri.launcher.run import top
 from muri.launcher.run.top import NoGroupError, find_groups, render
+from muri.profiler.records import JobUse, NodeUse, Use
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError
 from muri.slurm_plugin.node import group_records
 from muri.slurm_plugin.node.group_records import groups_in
 from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.roles import view_of
 
 REPORT = {"n": 40, "t": 0.5, "s": [0.1, 0.1, 0.2, 0.0], "w": [0.05, 0.0, 0.0, 0.0]}
@@ -43,6 +45,18 @@ def test_a_group_is_told_from_the_records_of_its_jobs(slurm: FakeSlurm) -> None:
     )
     assert 0 < first["predicted_speed"] <= 1
     assert (second["speed"], second["state"]) == (None, "running")
+
+
+def test_a_member_that_never_attached_is_told_with_its_use(slurm: FakeSlurm) -> None:
+    (pilot,) = pilots(slurm)
+    job = JobUse(1.5, 3.0, 0.0, 0.4, 2.0)
+    use = {**Use(NodeUse(2.0, 64, 5.0), {"2": job}).to_dict(), "plain": ["2"]}
+    token = speeds_token({"members": {"1": {"state": "waiting"}}, "use": use})
+    assert token is not None
+    slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=token)
+    (group,) = groups_in(view_of(slurm.queue()), pilot.uid)
+    assert [group["members"][name]["state"] for name in "123"] == ["running", "plain", "running"]
+    assert group["use"]["jobs"] == {"2": asdict(job)}
 
 
 def test_groups_are_shown_to_their_user_and_to_root_until_their_pilot_ends(slurm: FakeSlurm) -> None:

@@ -15,10 +15,12 @@ from virtual_clock import VirtualClock
 
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.node import pilot, pilot_watches
+from muri.slurm_plugin.node import membership, pilot, pilot_watches
+from muri.slurm_plugin.node.member_processes import MemberProcesses
 from muri.slurm_plugin.node.pilot_watches import Company, ReportTimes
 from muri.slurm_plugin.node.slurm_calls import JobRecord, growing_pauses
 from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.comment_reports import Fault, parse_fault
 from muri.slurm_plugin.records.comment_tags import MemberState, Original
 
 PILOT = 9
@@ -40,6 +42,8 @@ class Group:
         code: The runtime's exit code, None while it runs.
         starts_s: When the runtime was started.
         stubborn: The runtime does not end when it is told to.
+        found: The members' processes on the node.
+        requeued: Members that were put back into the queue, and when.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,11 +60,15 @@ class Group:
         self.reports: list[tuple[float, str]] = []
         self.measured: list[tuple[float, int, str]] = []
         self.signals: list[tuple[float, int]] = []
+        self.found: dict[str, list[int]] = {}
+        self.requeued: list[tuple[float, str]] = []
         self._status = folder / "status.json"
         self._pilot: pilot.PilotWatch | None = None
         monkeypatch.setenv("SLURM_JOB_ID", str(PILOT))
         monkeypatch.setattr(pilot_watches, "job_record", self._job_record)
         monkeypatch.setattr(pilot_watches, "set_comment", self._set_comment)
+        monkeypatch.setattr(membership, "job_record", self._job_record)
+        monkeypatch.setattr(membership, "requeue", self._requeue)
         monkeypatch.setattr(pilot.os, "kill", self._kill)
 
     def tell(self, **status: Any) -> None:
@@ -99,8 +107,13 @@ class Group:
 
         spec = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")), **options)
         self.clock.start(happen)
-        self._pilot = pilot.PilotWatch(spec, self._status, self._start, self.clock)
+        processes = cast("MemberProcesses", self)
+        self._pilot = pilot.PilotWatch(spec, self._status, self._start, self.clock, processes=processes)
         return self._pilot.watch()
+
+    def look(self) -> frozenset[str]:
+        """As the members' processes."""
+        return frozenset(self.found)
 
     def ends(self, *events: Event, **options: float) -> float:
         """Watch, and return when the runtime is told to end."""
@@ -136,6 +149,10 @@ class Group:
     def _kill(self, pid: int, number: int) -> None:
         assert pid == RUNTIME_PID
         self.signals.append((self.clock(), number))
+
+    def _requeue(self, name: str, *, held: bool) -> None:
+        assert held  # the members' gate
+        self.requeued.append((self.clock(), name))
 
     def _job_record(self, job_id: int) -> JobRecord:
         self.asked.append((self.clock(), job_id))
@@ -324,6 +341,7 @@ def test_a_runtime_that_ends_by_itself_is_a_failure_with_its_cause(group: Group,
     assert "illegal" in report
     assert group.signals == []
     assert len(group.starts_s) == 1  # it had begun
+    assert sorted(group.requeued) == [(7.25, "1"), (7.25, "2")]
 
 
 @pytest.mark.parametrize("ends", ["its members are taken back", "Slurm ends it"])
@@ -347,10 +365,117 @@ def test_a_pilot_whose_end_comes_before_that_of_a_broken_runtime_tells_the_fault
 def test_a_pilot_that_slurm_ends_says_whom_to_cancel_instead(group: Group, caplog: pytest.LogCaptureFixture) -> None:
     assert group.watch((7.1, group.cancel)) == 1
     assert group.signals == [(7.25, signal.SIGTERM)]  # of the runtime itself: srun would kill it
-    (record,) = caplog.records
+    record = caplog.records[0]
     assert "pilot job 9, which holds the GPUs of its group, was canceled or has reached its time" in record.message
     assert "members 1, 2 go back to the queue" in record.message
     assert "cancel that job (scancel 1), not the pilot job" in record.message
+
+
+def test_a_pilot_that_slurm_ends_puts_its_members_back_before_it_ends_the_runtime(group: Group) -> None:
+    group.states |= {3: "RUNNING", 4: "COMPLETING", 5: "PENDING", 6: "SUSPENDED", 7: "RUNNING"}
+    group.tagged |= {3, 4, 5, 6}
+    group.tell(members={str(job_id): {"state": "running", "isolation": "process"} for job_id in (1, 4, 5, 6, 7)}
+               | {"2": {"state": "running", "isolation": "thread"}})  # fmt: skip
+    group.found = {"3": [11]}  # one that never attached
+    assert group.watch((7.1, group.cancel)) == 1
+    # `muri run` puts 2 back, Slurm ends 4, 5 has not started, and 7 is in another group now.
+    assert sorted(group.requeued) == [(7.25, "1"), (7.25, "3"), (7.25, "6")]
+    assert group.signals == [(7.25, signal.SIGTERM)]
+
+
+def test_members_go_back_once_slurmctld_answers_while_there_is_time(group: Group) -> None:
+    group.watch((7.1, group.cancel), (7.2, group.fall_silent), (11.1, group.answer))
+    assert [name for _, name in sorted(group.requeued)] == ["1", "2"]
+    assert all(11.1 < at_s < 7.25 + 10.0 for at_s, _ in group.requeued)
+
+
+def test_a_silent_slurmctld_keeps_no_canceled_pilot_from_its_end(group: Group) -> None:
+    group.fall_silent()
+    assert group.watch((7.1, group.cancel)) == 1
+    ((ended_s, _),) = group.signals
+    assert 17.0 < ended_s < 27.25  # the runtime has 20 s of KillWait's 30
+    assert group.requeued == []
+
+
+def refuse(group: Group, *events: Event) -> None:
+    """Let the pilot find no proof, while events come at their times."""
+
+    def happen() -> None:
+        for at_s, event in events:
+            group.clock.sleep(at_s - group.clock())
+            event()
+
+    group.clock.start(happen)
+    spec = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")))
+    pilot.refuse(spec, "Muri's SPANK plugin is not loaded by slurmd on node n1", group.clock)
+
+
+def test_a_group_on_a_node_without_the_plugin_goes_back_also_those_that_start_in_a_moment(group: Group) -> None:
+    group.states[2] = "PENDING"
+    group.tagged.discard(2)
+
+    def start() -> None:
+        group.tagged.add(2)
+        group.states[2] = "RUNNING"
+
+    refuse(group, (5.1, start))
+    ((first_s, first), (then_s, then)) = group.requeued
+    assert (first_s, first, then) == (0.0, "1", "2")
+    assert 5.1 < then_s < 15.0
+    ((at_s, report),) = group.reports
+    assert at_s == 0.0
+    assert parse_fault(report) == Fault("Muri's SPANK plugin is not loaded by slurmd on node n1", ())
+
+
+def test_a_member_that_never_starts_on_a_node_without_the_plugin_is_left_to_the_controller(group: Group) -> None:
+    group.states[2] = "PENDING"
+    refuse(group)
+    assert [name for _, name in group.requeued] == ["1"]
+    assert group.clock() < 75.0
+    assert len(group.asked) <= 12
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_user_reads_on_the_jobs_own_standard_error_why_it_goes_back(
+    group: Group, tmp_path: Path, attached: bool
+) -> None:
+    with (tmp_path / "slurm-1.out").open("wb") as output:
+        script = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=output)
+    with script:
+        status = {"state": "running", "isolation": "process", "script_pid": script.pid} if attached else {}
+        group.found = {"1": [2**22 + 1] if attached else [script.pid]}
+        group.tell(members={"1": {"state": "waiting", **status}})
+        group.watch((7.1, group.cancel))
+    assert (tmp_path / "slurm-1.out").read_text() == (
+        "muri: pilot job 9, which held the GPUs of its group, was cancelled or has reached its time limit (to end this "
+        "job alone: scancel 1); the job goes back to the queue and runs alone next time\n"
+    )
+
+
+def test_a_member_that_never_attaches_keeps_its_gpus_and_costs_few_questions(group: Group) -> None:
+    group.tell(members={"1": {"state": "waiting"}, "2": {"state": "waiting"}})
+    group.found = {"1": [11]}
+    del group.states[2]
+
+    def end() -> None:
+        group.found = {}
+        group.states.clear()
+
+    ended_s = group.ends((7200.1, end), attach_timeout_s=42.0)
+    assert 7200.0 < ended_s < 7206.0  # the end of its processes is seen at once
+    assert len([at_s for at_s, _ in group.asked if at_s <= 7200.0]) <= 8
+
+
+def test_a_job_that_goes_on_after_its_training_costs_few_questions(group: Group) -> None:
+    group.found = {"1": [11]}
+
+    def end() -> None:
+        group.found = {}
+        group.states.clear()
+
+    ended_s = group.ends((60.1, lambda: group.members("ended", "ended")), (7200.1, end))
+    assert 7200.0 < ended_s < 7202.0
+    assert len([at_s for at_s, _ in group.asked if at_s <= 7200.0]) <= 8
 
 
 def member(iterations: int = 10, iteration_s: float = 0.4, **more: Any) -> dict[str, Any]:

@@ -108,6 +108,19 @@ def test_what_is_no_token_is_no_fault(text):
     assert parse_fault(text) is None
 
 
+def test_members_of_a_node_that_opens_no_gpus_for_them_run_alone(make_controller):
+    slurm = group_at_work(make_controller)
+    with make_controller(slurm) as controller:
+        (pilot,) = pilots(slurm)
+        token = fault_token({"fault": {"cause": "the SPANK plugin is not loaded on node n1", "culprits": []}})
+        slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=token)
+        for i in (1, 2, 3, 4):
+            slurm.requeue_hold(i)
+        slurm.end(pilot.job_id, state=JobState.FAILED)
+        told = {job.job_id: " ".join(job.reasons) for job in controller.cycle().jobs}
+    assert all("could not run: the SPANK plugin is not loaded on node n1" in told[i] for i in (1, 2, 3, 4))
+
+
 def test_culprit_runs_alone_and_the_others_share_again(make_controller):
     slurm = group_at_work(make_controller)
     with make_controller(slurm) as controller:

@@ -1,0 +1,72 @@
+"""The processes of a pilot job's members on this node, whether they ever attach to the runtime or not.
+
+The SPANK plugin sets $MURI_PILOT in each task to which it opens the pilot's GPUs, and what that starts inherits it.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from muri.profiler.usage import Throttle
+
+_SCAN_S: Final = 2.0
+_PILOT: Final = b"MURI_PILOT"
+_JOB: Final = b"SLURM_JOB_ID"
+_STDERR: Final = 2
+
+
+class MemberProcesses:
+    """Finds them in /proc; one thread looks, another may read `found`.
+
+    Attributes:
+        found: By job id the processes whose parents are not the job's, as of the last search.
+    """
+
+    def __init__(self, pilot: int) -> None:
+        self.found: Mapping[str, frozenset[int]] = {}
+        self._pilot = str(pilot).encode()
+        self._due = Throttle(_SCAN_S)
+
+    def look(self) -> frozenset[str]:
+        """Return the jobs that have a process now. New ones are searched for rarely; an end is seen at once."""
+        if self._due.due():
+            self.found = self._search()
+            self._due.done()
+        return frozenset(job for job, pids in self.found.items() if any(map(_exists, pids)))
+
+    def _search(self) -> dict[str, frozenset[int]]:
+        jobs, own = dict[int, str](), os.geteuid()
+        for entry in os.scandir("/proc"):
+            with contextlib.suppress(OSError):
+                if entry.name.isdecimal() and entry.stat(follow_symlinks=False).st_uid == own:
+                    variables = Path(entry.path, "environ").read_bytes().split(b"\0")
+                    words = dict(variable.partition(b"=")[::2] for variable in variables)
+                    job = words.get(_JOB, b"").decode(errors="replace")
+                    if words.get(_PILOT) == self._pilot and job.isdecimal():
+                        jobs[int(entry.name)] = job
+        found: dict[str, set[int]] = {}
+        for pid, job in jobs.items():
+            if jobs.get(_parent(pid)) != job:
+                found.setdefault(job, set()).add(pid)
+        return {job: frozenset(pids) for job, pids in found.items()}
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def standard_error(pids: Iterable[int]) -> int | None:
+    """Open the standard error of the first of this user's processes whose one can be opened; None where none can."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or closed it; or it is a socket
+            return os.open(f"/proc/{pid}/fd/{_STDERR}", flags)
+    return None
