@@ -19,8 +19,12 @@ class World(Protocol):
 
     def submit(self, *, gpus: int = 0, node: str = "", hold: bool = False, begin_in_s: int = 0, requeue: bool = True,
                cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
-               licenses: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
+               licenses: str = "", tasks: int = 0, at_once: int = 0, mem_mib: int = 0,
+               shares: bool = False) -> int:  # fmt: skip
         """Submit a job of alice's that sleeps so long, or an array of so many tasks with a throttle."""
+
+    def layers(self) -> int:
+        """How many jobs may share a CPU."""
 
     def job(self, job_id: int) -> Job:
         """A job as the gateway shows it."""
@@ -248,6 +252,76 @@ def gpus_are_given_out_once(world: World) -> None:
     _waiting(world, second, "Resources")
     world.call("cancel", first)
     world.wait(second, JobState.RUNNING)
+
+
+def jobs_that_share_run_in_layers_of_all_cpus(world: World) -> None:
+    jobs = [_running(world, node="n2", cpus=16, mem_mib=1000, shares=True) for _ in range(world.layers())]
+    node = world.node("n2")
+    assert (node.cpus_allocated, node.cpu_count, node.mem_allocated_mib) == (16, 16, 1000 * len(jobs))
+    one_too_many = world.submit(node="n2", cpus=16, mem_mib=1000, shares=True)
+    _waiting(world, one_too_many, "Resources")
+    world.call("cancel", jobs[0])
+    world.wait(one_too_many, JobState.RUNNING)
+
+
+def a_job_that_shares_has_its_cpus_in_one_layer(world: World) -> None:
+    for _ in range(world.layers()):
+        _running(world, node="n2", cpus=9, mem_mib=1000, shares=True)
+    _waiting(world, world.submit(node="n2", cpus=8, mem_mib=1000, shares=True), "Resources")
+
+
+def small_jobs_that_share_fill_the_layers(world: World) -> None:
+    for _ in range(2 * world.layers()):
+        _running(world, node="n2", cpus=8, mem_mib=1000, shares=True)
+    _waiting(world, world.submit(node="n2", mem_mib=1000, shares=True), "Resources")
+
+
+def memory_is_never_shared(world: World) -> None:
+    for _ in range(2):
+        _running(world, node="n2", cpus=16, mem_mib=30_000, shares=True)
+    _waiting(world, world.submit(node="n2", mem_mib=30_000, shares=True), "Resources")
+
+
+def a_job_that_shares_starts_beside_none_that_does_not(world: World) -> None:
+    plain = _running(world, node="n2", mem_mib=1000)
+    sharing = world.submit(node="n2", mem_mib=1000, shares=True)
+    _waiting(world, sharing, "Resources")
+    world.call("cancel", plain)
+    world.wait(sharing, JobState.RUNNING)
+
+
+def a_job_that_does_not_share_takes_cpus_that_nobody_has(world: World) -> None:
+    sharing = _running(world, node="n2", cpus=10, mem_mib=1000, shares=True)
+    large = world.submit(node="n2", cpus=8, mem_mib=1000)
+    _waiting(world, large, "Resources")
+    world.call("cancel", sharing)
+    world.wait(large, JobState.RUNNING)
+
+
+def a_member_with_all_cpus_of_a_node_runs_beside_its_pilot(world: World) -> None:
+    pilot = _running(world, gpus=1, node="n1", mem_mib=100, shares=True)
+    members = [world.submit(gpus=1, hold=True, cpus=16, mem_mib=1000) for _ in range(2)]
+    change = JobChange(gpu_request=REMOVED, required_nodes="n1", dependency=f"after:{pilot}", oversubscribe=True)
+    for member in members:
+        world.call("modify", member, change)
+        world.call("release", member)
+        world.wait(member, JobState.RUNNING)
+        job = world.job(member)
+        assert (job.cpu_count, job.cpus_per_task, job.mem_per_node_mib, job.oversubscribe) == (16, 16, 1000, True)
+    node = world.node("n1")
+    assert (node.gpus_allocated, node.cpus_allocated, node.mem_allocated_mib) == (1, 16, 2100)
+
+
+def a_job_that_may_be_shared_stays_so(world: World) -> None:
+    job_id = world.submit(hold=True)
+    for shares in (True, False):
+        world.call("modify", job_id, JobChange(oversubscribe=shares))
+        assert world.job(job_id).oversubscribe
+    world.call("release", job_id)
+    world.wait(job_id, JobState.RUNNING)
+    world.call("requeue", job_id)
+    world.wait(job_id, JobState.PENDING)
+    assert world.job(job_id).oversubscribe
 
 
 def a_small_job_starts_behind_one_that_waits_for_resources(world: World) -> None:

@@ -25,16 +25,21 @@ class RealWorld:
 
     def submit(self, *, gpus: int = 0, node: str = "", hold: bool = False, begin_in_s: int = 0, requeue: bool = True,
                cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
-               licenses: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
+               licenses: str = "", tasks: int = 0, at_once: int = 0, mem_mib: int = 0,
+               shares: bool = False) -> int:  # fmt: skip
         options = [
             "--output=/dev/null", "--requeue" if requeue else "--no-requeue", f"--cpus-per-task={cpus}",
             *([f"--gres=gpu:{gpus}"] if gpus else []), *([f"--nodelist={node}"] if node else []),
             *(["--hold"] if hold else []), *([f"--begin=now+{begin_in_s}"] if begin_in_s else []),
             *([f"--time={minutes}"] if minutes else []), *([f"--dependency={dependency}"] if dependency else []),
-            *([f"--licenses={licenses}"] if licenses else []),
+            *([f"--licenses={licenses}"] if licenses else []), *([f"--mem={mem_mib}"] if mem_mib else []),
+            *(["--oversubscribe"] if shares else []),
             *([f"--array=1-{tasks}{f'%{at_once}' if at_once else ''}"] if tasks else []),
         ]  # fmt: skip
         return self._driver.submit(*options, f"--wrap=exec sleep {seconds}")
+
+    def layers(self) -> int:
+        return self._inside.snapshot().limits.partition("main").oversubscribe
 
     def job(self, job_id: int) -> Job:
         return self._inside.job(job_id)
@@ -78,6 +83,13 @@ SLURMS_OWN = {
     slurm_cases.a_member_runs_beside_the_pilot_that_has_all_gpus,
     slurm_cases.a_job_waits_for_the_start_of_another,
     slurm_cases.gpus_are_given_out_once,
+    slurm_cases.jobs_that_share_run_in_layers_of_all_cpus,
+    slurm_cases.a_job_that_shares_has_its_cpus_in_one_layer,
+    slurm_cases.small_jobs_that_share_fill_the_layers,
+    slurm_cases.memory_is_never_shared,
+    slurm_cases.a_job_that_shares_starts_beside_none_that_does_not,
+    slurm_cases.a_job_that_does_not_share_takes_cpus_that_nobody_has,
+    slurm_cases.a_member_with_all_cpus_of_a_node_runs_beside_its_pilot,
     slurm_cases.a_small_job_starts_behind_one_that_waits_for_resources,
     slurm_cases.a_job_goes_to_the_fullest_node_that_has_room,
     slurm_cases.a_job_leaves_neighboring_nodes_together,
@@ -88,6 +100,7 @@ SLURMS_OWN = {
 #: Slurm 22.05 keeps the GPUs of a waiting job, so that no groups form there, of jobs or of an array's tasks.
 OF_GROUPS = {
     slurm_cases.a_member_runs_beside_the_pilot_that_has_all_gpus,
+    slurm_cases.a_member_with_all_cpus_of_a_node_runs_beside_its_pilot,
     slurm_cases.a_member_gets_its_own_request_back,
     slurm_cases.tasks_of_an_array_leave_the_record_of_those_that_wait,
     slurm_cases.an_array_is_cancelled_as_a_whole,

@@ -181,7 +181,7 @@ def record_of(job: NewJob, user: str) -> Job:
         nodes="", required_nodes=job.required_nodes, dependency="", can_requeue=job.requeue, restart_count=0,
         exit_code=0, batch=True, array=False, het=False, command="", work_dir=job.work_dir, submit_line="",
         admin_comment="", comment=job.admin_comment, licenses=job.licenses, reservation=job.reservation,
-        features=job.features, excluded_nodes=job.excluded_nodes,
+        features=job.features, excluded_nodes=job.excluded_nodes, oversubscribe=job.oversubscribe,
     )  # fmt: skip
 
 

@@ -69,6 +69,8 @@ class Watch:
         raise BrokenInvariantError(f"{at_s:.1f} s: {text}")
 
     def _note(self, what: str, job: Job) -> None:
+        if what in {"ended", "requeued"}:
+            self._check_grants(job)
         course = self.twin.course_of(job.job_id)
         if course is None:
             return
@@ -84,6 +86,12 @@ class Watch:
             self._say(f"job {job.job_id} was released though others hold it")
         elif what == "cancelled by Muri":
             self._say(f"Muri cancelled job {job.job_id}")
+
+    def _check_grants(self, pilot: Job) -> None:
+        """Look whether a process still has GPUs that Slurm gives away now."""
+        for run, scripts in self.twin.nodes.grants.items():
+            if run.job_id == pilot.job_id and scripts:
+                self._say(f"job {min(scripts)} still has the GPUs of placeholder {pilot.job_id}, which has ended")
 
     def _looks_like_muris(self, job: Job) -> bool:
         """Whether a hold lacks its tags: then it looks like that of a Muri which knew no other gate."""
@@ -137,8 +145,10 @@ class Watch:
         if known.done and not known.may_repeat:
             self._say(f"job {script.job_id} trains again though its training came to its end")
         job, asked = self.twin.slurm.jobs[script.job_id], self.twin.slurm.ledger[script.job_id].asked
+        if script.runtime is None and script.grant is not None:
+            return  # it shares without turns
         if script.runtime is None:
-            held = sum(gpus for _, gpus, _, _ in self.twin.slurm.ledger[script.job_id].placed)
+            held = sum(held.need.gpus for _, held in self.twin.slurm.ledger[script.job_id].placed)
             if held != asked.gpu_count and script.job_id not in self.tampered:
                 self._say(f"job {script.job_id} trains alone with {held} GPUs, its user asked for {asked.gpu_count}")
             return
@@ -226,8 +236,8 @@ class Watch:
                 self._say(f"Muri's job {job.job_id} ({job.name}) is left over: {job.state} {job.reason}")
         for name, free in self.twin.slurm.free.items():
             node = self.twin.slurm.nodes[name]
-            if (free.gpus, free.cpus) != (node.gpu_count, node.cpu_count):
-                self._say(f"node {name} has {free.gpus} free GPUs at the end")
+            if (free.gpus, free.cpus, free.mem_mib) != (node.gpu_count, node.cpu_count, node.mem_mib):
+                self._say(f"node {name} has {free.gpus} free GPUs and {free.cpus} free CPUs at the end")
 
     def left(self) -> None:
         """Say which jobs did not end."""

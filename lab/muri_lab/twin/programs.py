@@ -5,7 +5,7 @@ They do the same as `muri.launcher.run`, `muri.slurm_plugin.node.pilot` and `mur
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -21,7 +21,7 @@ from muri_lab.twin.clock import Event
 from muri_lab.twin.records import NoProgram, Program, Run
 from muri_lab.twin.sharing import Iteration, Sharing, speeds
 from muri_lab.twin.site import Delays
-from muri_lab.twin.slurm import VirtualSlurm
+from muri_lab.twin.slurm import VirtualSlurm, unfolded
 
 _ASK_AGAIN_S: Final = 10.0  # How long a member waits before it asks again while slurmctld is away
 _ATTACH_TIMEOUT_S: Final = 120.0  # How long a member waits for its group's runtime (muri.launcher.job.environment)
@@ -29,6 +29,10 @@ _SURE_AFTER: Final = 12
 """A script whose iterations are all alike has warmed up after 2 of them, and is measured with 10 more."""
 
 _TERMINATED: Final = 143
+_KILLED: Final = 137
+
+_MEMBERS_END_S: Final = 10.0  # How long a placeholder's epilog waits for its members' end before it kills them
+_EPILOG_LOOKS_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Work:
     exit_code: int = 0
     gpu_mem_gib: float = 0.0  # Its peak GPU memory
     uses_muri: bool = True  # Whether the batch script calls `muri run`
+    stop_s: float | None = None  # How long it takes to end after SIGTERM, where that is not as usual
 
 
 @dataclass(slots=True)
@@ -91,7 +96,7 @@ class Runtime:
             self._change_speeds()
 
     def end(self) -> None:
-        """Be gone: every member at work loses it."""
+        """Be gone: the gates of members at work open for good."""
         self._pass_time()
         if self._next is not None:
             self._next.call_off()
@@ -99,7 +104,7 @@ class Runtime:
         for member in at_work.values():
             member.ended = True
         for member in at_work.values():
-            member.script.lose_runtime()
+            member.script.go_on_without_turns(member.left)
 
     def _pass_time(self) -> None:
         """Bring progress up to now."""
@@ -118,7 +123,8 @@ class Runtime:
         if not at_work:
             self.on_idle()
             return
-        found = speeds({job_id: member.script.work.iteration for job_id, member in at_work.items()}, self._sharing)
+        sharing = replace(self._sharing, cpus=self._nodes.cpus_of(at_work))
+        found = speeds({job_id: member.script.work.iteration for job_id, member in at_work.items()}, sharing)
         left_s: list[tuple[float, int]] = []
         for job_id, member in at_work.items():
             member.speed = max(found[job_id], 1e-6)
@@ -163,8 +169,11 @@ class NodeSide:
         self.muri_installed = True  # Whether job_submit knows `--muri`
         self.starting: Counter[Literal["member", "alone"]] = Counter()  # ranks of members, jobs alone
         self.on_training: Callable[[str, TrainingScript], None] = lambda what, script: None  # called at begin and end
+        self.grants: dict[Run, dict[int, TrainingScript]] = {}  # Members with open GPUs, by the placeholder's run
+        self._closed: set[Run] = set()
         self._looking: dict[int, list[Callable[[], None]]] = {}
         self._pilots: dict[int, Placeholder] = {}
+        slurm.epilog = self.end_grants
 
     @property
     def delays(self) -> Delays:
@@ -180,6 +189,59 @@ class NodeSide:
             target, token = (words[words.index(option) + 1] for option in ("--target", "--token"))
             return DryRun(self, int(target), token)
         return NoProgram()
+
+    def open_gpus(self, script: "TrainingScript", pilot: int) -> Run | None:
+        """Open a placeholder's GPUs for a member, as the SPANK plugin does; returns the run that has them.
+
+        None where it does not: it is not there, is another user's, or is being ended.
+        """
+        own, job, book = self.slurm.jobs[script.job_id], self.slurm.jobs.get(pilot), self.slurm.ledger.get(pilot)
+        run = book.run if book is not None else None
+        if job is None or run is None or run in self._closed or job.uid != own.uid:
+            return None
+        if not set(unfolded(own.nodes)) <= set(unfolded(job.nodes)):
+            return None
+        self.grants.setdefault(run, {})[script.job_id] = script
+        return run
+
+    def close_gpus(self, script: "TrainingScript") -> None:
+        """Take note that no process of a member is left."""
+        for scripts in self.grants.values():
+            scripts.pop(script.job_id, None)
+
+    def end_grants(self, run: Run, done: Callable[[], None]) -> None:
+        """As a job's epilog: members go back to the queue, and none of their processes outlives the job's GPUs."""
+        self._closed.add(run)
+        if not self.grants.get(run):
+            self.grants.pop(run, None)
+            done()
+        elif self.slurm.away:
+            self.slurm.time.after(_EPILOG_LOOKS_S, lambda: self.end_grants(run, done))
+        else:
+            for script in list(self.grants[run].values()):
+                script.send_back()
+            end_s = self.slurm.now_s + _MEMBERS_END_S
+            self._await_members(run, end_s, done)
+
+    def _await_members(self, run: Run, end_s: float, done: Callable[[], None]) -> None:
+        left = self.grants.get(run)
+        if left and self.slurm.now_s >= end_s:
+            for script in list(left.values()):
+                script.be_killed()
+        if self.grants.get(run):
+            self.slurm.time.after(_EPILOG_LOOKS_S, lambda: self._await_members(run, end_s, done))
+        else:
+            self.grants.pop(run, None)
+            done()
+
+    def cpus_of(self, members: Iterable[int]) -> int:
+        """CPUs that members have together, on the node with the fewest; each has its own, or shares them."""
+        cores: dict[str, int] = {}
+        for job_id in members:
+            for name, held in self.slurm.ledger[job_id].placed:
+                cores[name] = cores.get(name, 0) | held.cores
+        count, most = min((each.bit_count() for each in cores.values()), default=1), self.slurm.site.visible_cpus
+        return max(1, min(count, most or count))
 
     def look_for(self, pilot: int, found: Callable[[], None]) -> None:
         """Call back once a placeholder's runtime takes members; at once if it does."""
@@ -214,6 +276,7 @@ class TrainingScript:
     def __init__(self, nodes: NodeSide, work: Work) -> None:
         self.work = work
         self.job_id = 0  # Its job; 0 before its first start
+        self.grant: Run | None = None  # The placeholder's run whose GPUs are open for it
         self._nodes = nodes
         self._run: Run | None = None
         self._events: list[Event] = []
@@ -242,14 +305,30 @@ class TrainingScript:
         return self._nodes.delays.srun_s if self._ranks > 1 else 0.0
 
     def start(self, run: Run) -> None:
-        """Begin: find out whether the job is in a group."""
+        """Begin, with the GPUs of a placeholder where the job's AdminComment says so."""
         self.job_id, self._run = run.job_id, run
-        self._events, self._runtime, self._alone_end = [], None, None
+        self._events, self._runtime, self._alone_end, self.grant = [], None, None, None
         self._stopped = self._leaving = False
-        if self.work.uses_muri:
-            self._find_out()
-        else:
+        self._ask_for_gpus()
+
+    def _ask_for_gpus(self) -> None:
+        """As the SPANK plugin: it asks slurmctld about jobs that have given themselves to Muri."""
+        slurm = self._nodes.slurm
+        comment = slurm.jobs[self.job_id].admin_comment
+        if slurm.away and tags.token(comment, tags.REQUEST_PREFIX) is not None:
+            self._later(_ASK_AGAIN_S, self._ask_for_gpus)
+            return
+        pilot = tags.token(comment, tags.GRANT_PREFIX)
+        if pilot is not None:
+            self.grant = self._nodes.open_gpus(self, int(pilot) if pilot.isdecimal() else 0)
+        if pilot is not None and self.grant is None:
+            self._go_back()  # fails closed: the script is never run
+        elif not self.work.uses_muri:
             self._train_alone()
+        elif self.grant is not None:
+            self._find_runtime(self.grant.job_id)
+        else:
+            self._find_out()
 
     def _later(self, delay_s: float, act: Callable[[], None]) -> Event:
         """Do something later in this run."""
@@ -264,28 +343,28 @@ class TrainingScript:
         return event
 
     def _find_out(self) -> None:
-        """As `SlurmMembership.await_place`."""
-        slurm = self._nodes.slurm
+        """As `require_no_group`: a job without open GPUs runs alone, unless it is in a group."""
+        slurm, delays = self._nodes.slurm, self._nodes.delays
         if slurm.away:
             self._later(_ASK_AGAIN_S, self._find_out)
             return
         job = slurm.jobs.get(self.job_id)
-        comment = "" if job is None else job.admin_comment
-        delays = self._nodes.delays
-        if not tags.is_member(comment):
-            cores, alone_s = max(1, slurm.site.visible_cpus), delays.run_s + self._srun_s
-            self._start_in_crowd(
-                "alone", 1, lambda jobs: alone_s + delays.crowd_alone_s * max(0, jobs - cores), self._train_alone
-            )
+        if job is not None and tags.is_member(job.admin_comment):
+            self._go_back()
             return
-        state = tags.parse_state(comment)
-        timeout = self._later(_ATTACH_TIMEOUT_S, self._go_back)
-        if state is not None:
-            run, pilot, imports_s = self._run, state.pilot, self._srun_s + delays.join_s - delays.attach_s
-            self._start_in_crowd(
-                "member", self._ranks, lambda ranks: imports_s + delays.crowd_s * (ranks - 1),
-                lambda: self._nodes.look_for(pilot, lambda: self._attach(run, pilot, timeout)),
-            )  # fmt: skip
+        cores, alone_s = max(1, slurm.site.visible_cpus), delays.run_s + self._srun_s
+        self._start_in_crowd(
+            "alone", 1, lambda jobs: alone_s + delays.crowd_alone_s * max(0, jobs - cores), self._train_alone
+        )
+
+    def _find_runtime(self, pilot: int) -> None:
+        """As `wait_for_runtime`."""
+        delays, run, timeout = self._nodes.delays, self._run, self._later(_ATTACH_TIMEOUT_S, self._go_back)
+        imports_s = self._srun_s + delays.join_s - delays.attach_s
+        self._start_in_crowd(
+            "member", self._ranks, lambda ranks: imports_s + delays.crowd_s * (ranks - 1),
+            lambda: self._nodes.look_for(pilot, lambda: self._attach(run, pilot, timeout)),
+        )  # fmt: skip
 
     def _start_in_crowd(
         self, way: Literal["member", "alone"], count: int, delay_s: Callable[[int], float], act: Callable[[], None]
@@ -334,34 +413,44 @@ class TrainingScript:
         self._nodes.on_training("done", self)
         self._exit(self.work.exit_code, self._nodes.delays.leave_s)
 
-    def lose_runtime(self) -> None:
-        """The group's runtime is gone."""
+    def go_on_without_turns(self, iterations: float) -> None:
+        """The group's runtime is gone; whatever else happens is for the placeholder, or its epilog, to see to."""
         self._runtime = None
         if not self._stopped:
-            self._go_back()
+            self._alone_end = self._later(iterations * self.work.iteration.iteration_s, self._end_alone)
 
     def _go_back(self) -> None:
         """As `SlurmMembership.requeue`: back to the queue, behind the gate; it asks until slurmctld answers."""
         self._leaving = True
-        slurm = self._nodes.slurm
-        if slurm.away:
+        if self._nodes.slurm.away:
             self._later(_ASK_AGAIN_S, self._go_back)
-            return
+        elif not self.send_back():
+            self._exit(1, 0.0)
+
+    def send_back(self) -> bool:
+        """Put the job back into the queue; returns whether Slurm does, or is ending the job anyway."""
+        slurm = self._nodes.slurm
         job = slurm.jobs.get(self.job_id)
         if job is None or job.state is not JobState.RUNNING:
-            return
+            return True
         held = tags.token(job.admin_comment, tags.GATE_PREFIX) != tags.LICENSE_GATE
         try:
             slurm.requeue(self.job_id, "member", held=held)
         except NoSuchJobError:
-            return
+            return True
         except GatewayError:
-            self._exit(1, 0.0)
+            return False
+        return True
 
     def _exit(self, code: int, delay_s: float) -> None:
         run = self._run
         if run is not None:
-            self._later(delay_s, lambda: self._nodes.slurm.exit(run, code))
+            self._later(delay_s, lambda: self._has_ended(run, code))
+
+    def _has_ended(self, run: Run, code: int) -> None:
+        if self._run is run:
+            self._gone()
+            self._nodes.slurm.exit(run, code)
 
     def terminate(self) -> None:
         """Stop after a moment; a member leaves its group."""
@@ -369,19 +458,33 @@ class TrainingScript:
         if run is None or self._stopped:
             return
         self._leave()
-        self._nodes.slurm.time.after(self._nodes.delays.stop_s, lambda: self._nodes.slurm.exit(run, _TERMINATED))
+        stop_s = self._nodes.delays.stop_s if self.work.stop_s is None else self.work.stop_s
+        self._nodes.slurm.time.after(stop_s, lambda: self._has_ended(run, _TERMINATED))
 
     def kill(self) -> None:
         """Be gone at once."""
         self._leave()
+        self._gone()
 
     def crash(self) -> None:
         """Let the script's processes end by themselves, as after a fault of their own."""
         run = self._run
         if run is None or self._stopped:
             return
-        self._leave()
-        self._nodes.slurm.exit(run, 137)
+        self.kill()
+        self._nodes.slurm.exit(run, _KILLED)
+
+    def be_killed(self) -> None:
+        """Be gone at once: a placeholder's epilog has killed what was left."""
+        run = self._run
+        self.kill()
+        if run is not None:
+            self._nodes.slurm.exit(run, _KILLED)
+
+    def _gone(self) -> None:
+        """No process of it is left."""
+        self._nodes.close_gpus(self)
+        self.grant = None
 
     def _leave(self) -> None:
         self._stopped = True
@@ -416,9 +519,7 @@ class Placeholder:
     def start(self, run: Run) -> None:
         """Start the runtime, and watch over its members."""
         self._run, self._begun_s = run, self._nodes.slurm.now_s
-        cpus, most = self._nodes.slurm.jobs[run.job_id].cpus_per_task, self._nodes.slurm.site.visible_cpus
-        cpus = max(1, min(cpus, most or cpus))
-        sharing = replace(self._nodes.sharing, discipline=self.group.discipline, cpus=cpus)
+        sharing = replace(self._nodes.sharing, discipline=self.group.discipline)
         self._runtime = Runtime(self._nodes, run, sharing)
         self._nodes.slurm.time.after(self._nodes.delays.pilot_s, self._take_members)
 
@@ -464,16 +565,19 @@ class Placeholder:
 
     def _present(self, *, late: bool) -> dict[int, JobState]:
         """As `MemberWatch._nobody_left`."""
-        slurm, run = self._nodes.slurm, self._run
-        known = dict.fromkeys(int(member) for member in self.group.ids)
-        own = slurm.jobs.get(run.job_id) if run is not None else None
-        tag = tags.parse_pilot(own.admin_comment) if own is not None else None
-        known |= dict.fromkeys(tag.members if tag is not None else ())
-        states = {job_id: slurm.jobs[job_id].state for job_id in known if job_id in slurm.jobs}
+        slurm = self._nodes.slurm
+        states = {job_id: slurm.jobs[job_id].state for job_id in self._known() if job_id in slurm.jobs}
         states = {job_id: state for job_id, state in states.items() if state.is_active}
         members = self._runtime.members if self._runtime is not None else {}
         due = {job_id for job_id in states if late or (job_id in members and members[job_id].ended)}
         return {job_id: state for job_id, state in states.items() if job_id not in due or self._serves(job_id)}
+
+    def _known(self) -> dict[int, None]:
+        """All members, in the order in which they came."""
+        known = dict.fromkeys(int(member) for member in self.group.ids)
+        own = self._nodes.slurm.jobs.get(self._run.job_id) if self._run is not None else None
+        tag = tags.parse_pilot(own.admin_comment) if own is not None else None
+        return known | dict.fromkeys(tag.members if tag is not None else ())
 
     def _serves(self, job_id: int) -> bool:
         state = tags.parse_state(self._nodes.slurm.jobs[job_id].admin_comment)
@@ -502,22 +606,36 @@ class Placeholder:
         if job is not None:
             self._nodes.slurm.set_comment(job.job_id, with_measured(job.comment, found))
 
-    def _end(self, code: int) -> None:
+    def _put_back(self) -> None:
+        """As `PutBack`: members that run go back to the queue; the job's epilog sees to those that it cannot reach."""
+        for job_id in self._known():
+            job = self._nodes.slurm.jobs.get(job_id)
+            if job is not None and job.state is JobState.RUNNING and self._serves(job_id):
+                program = self._nodes.slurm.ledger[job_id].program
+                if isinstance(program, TrainingScript) and not self._nodes.slurm.away:
+                    program.send_back()
+
+    def _end(self, code: int, *, by_slurm: bool = False) -> None:
         self._over = True
+        if by_slurm:
+            self._put_back()  # their scripts are saved while the runtime still serves them
         if self._runtime is not None:
             self._nodes.down(self._runtime)
+        if code and not by_slurm:
+            self._put_back()
         if self._run is not None:
             run = self._run
             self._nodes.slurm.time.after(self._nodes.delays.stop_s, lambda: self._nodes.slurm.exit(run, code))
 
     def terminate(self) -> None:
-        """End the runtime: its members go back to the queue."""
+        """Slurm ends the placeholder: its members go back to the queue."""
         if not self._over:
-            self._end(1)
+            self._end(1, by_slurm=True)
 
     def crash(self) -> None:
         """Let the runtime end by itself: the placeholder ends, too."""
-        self.terminate()
+        if not self._over:
+            self._end(1)
 
     def kill(self) -> None:
         """Be gone at once, the runtime too."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from muri.slurm_plugin.records.cluster import Job
+from muri_lab.twin.schedule import Held
 
 Holder = Literal["", "muri", "user", "admin"]  # The holder of a job; "" without a hold
 
@@ -54,7 +55,7 @@ class Ledger:
     program: Program  # What runs in it
     holder: Holder = ""  # Who holds it
     environment: Mapping[str, str] = field(default_factory=dict)  # of sbatch
-    placed: tuple[tuple[str, int, int, int], ...] = ()  # GPUs, CPUs and MiB that it has of each node while it runs
+    placed: tuple[tuple[str, Held], ...] = ()  # What it has of each node while it runs
     goes_back: Literal["", "queue", "held"] = ""  # at the end of its run, held or not
     ends_as: str = ""  # State at the end of its run where that is decided
     run: Run | None = None  # The run under way

@@ -1,44 +1,131 @@
 """Which waiting jobs can start on which nodes: Slurm's main and backfill schedulers, as far as they matter here."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
 
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation
+from muri.slurm_plugin.records.limits import PartitionLimits
 
 _MOST_SHADOWS: Final = 8  # Blocked jobs for which the backfill scheduler keeps nodes free, at most
 _ENDED_WELL: Final = {JobState.COMPLETED}
 
 
-@dataclass(slots=True)
-class Free:
-    """Free resources of a node."""
+class Need(NamedTuple):
+    """What a job asks for on each of its nodes."""
 
     gpus: int
     cpus: int
     mem_mib: int
+    layers: int = 1  # Among how many jobs its CPUs may be shared (OverSubscribe=YES:N); 1: it shares none
+
+
+class Held(NamedTuple):
+    """What a running job has of a node."""
+
+    need: Need
+    cores: int  # Its CPUs, a bit for each
+
+
+@dataclass(slots=True)
+class Free:
+    """What is left of a node, as select/cons_tres counts it: GPUs and memory are given out once, CPUs in layers.
+
+    The jobs of one layer have different CPUs. A job that shares starts where all that run do, on CPUs that nobody has,
+    or else in a layer where enough are left; any other job takes CPUs that nobody has.
+    """
+
+    gpus: int
+    mem_mib: int
+    cpu_count: int
+    held: list[Held] = field(default_factory=list)  # Of the jobs that run there
 
     @classmethod
     def of(cls, node: Node) -> "Free":
         """All of an idle node."""
-        return cls(node.gpu_count, node.cpu_count, node.mem_mib)
+        return cls(node.gpu_count, node.mem_mib, node.cpu_count)
 
-    def take(self, gpus: int, cpus: int, mem_mib: int) -> None:
-        """Take something out; negative amounts are given back."""
-        self.gpus, self.cpus, self.mem_mib = self.gpus - gpus, self.cpus - cpus, self.mem_mib - mem_mib
+    def copy(self) -> "Free":
+        """The same, to be changed by itself."""
+        return Free(self.gpus, self.mem_mib, self.cpu_count, list(self.held))
 
-    def holds(self, gpus: int, cpus: int, mem_mib: int) -> bool:
-        """Whether so much is left."""
-        return self.gpus >= gpus and self.cpus >= cpus and self.mem_mib >= mem_mib
+    @property
+    def cpus(self) -> int:
+        """CPUs that no job has."""
+        return self.cpu_count - self._busy.bit_count()
+
+    @property
+    def _busy(self) -> int:
+        busy = 0
+        for each in self.held:
+            busy |= each.cores
+        return busy
+
+    def holds(self, *needs: Need) -> bool:
+        """Whether so much is left, for all of these jobs."""
+        if len(needs) == 1:
+            return self._cores_for(needs[0]) is not None
+        trial = self.copy()
+        return all(trial.take(need) is not None for need in needs)
+
+    def take(self, need: Need) -> Held | None:
+        """Give it to a job, and return what it has; None where it is not there."""
+        cores = self._cores_for(need)
+        if cores is None:
+            return None
+        held = Held(need, _lowest(cores, need.cpus))
+        self.put(held)
+        return held
+
+    def put(self, held: Held) -> None:
+        """Take note of what a job has."""
+        self.held.append(held)
+        self.gpus, self.mem_mib = self.gpus - held.need.gpus, self.mem_mib - held.need.mem_mib
+
+    def give(self, held: Held) -> None:
+        """Take back what a job has had."""
+        self.held.remove(held)
+        self.gpus, self.mem_mib = self.gpus + held.need.gpus, self.mem_mib + held.need.mem_mib
+
+    def _cores_for(self, need: Need) -> int | None:
+        """The CPUs of which a job may get some; None where it cannot start."""
+        if self.gpus < need.gpus or self.mem_mib < need.mem_mib:
+            return None
+        every = (1 << self.cpu_count) - 1
+        if need.layers > 1 and any(each.need.layers == 1 for each in self.held):
+            return None
+        idle = every & ~self._busy
+        if idle.bit_count() >= need.cpus:
+            return idle
+        if need.layers == 1:
+            return None
+        layers = self._layers()
+        free = (every & ~layer for layer in [*layers, *[0] * (need.layers - len(layers))][: need.layers])
+        return next((cores for cores in free if cores.bit_count() >= need.cpus), None)
+
+    def _layers(self) -> list[int]:
+        """The CPUs of each layer: the largest jobs come first, each goes where its CPUs are free."""
+        layers: list[int] = []
+        for cores in sorted((each.cores for each in self.held), key=lambda cores: (-cores.bit_count(), cores)):
+            place = next((number for number, layer in enumerate(layers) if not layer & cores), len(layers))
+            layers[place : place + 1] = [cores | (layers[place] if place < len(layers) else 0)]
+        return layers
 
 
-Need = tuple[int, int, int]  # GPUs, CPUs and MiB on a node
+def _lowest(cores: int, count: int) -> int:
+    """The first of some CPUs."""
+    chosen = 0
+    for _ in range(count):
+        first = cores & -cores
+        chosen, cores = chosen | first, cores ^ first
+    return chosen
 
 
-def need_of(job: Job) -> Need:
-    """GPUs, CPUs and MiB that a job needs on each of its nodes."""
+def need_of(job: Job, rules: PartitionLimits) -> Need:
+    """What a job needs on each of its nodes, in a partition with these rules."""
     count = max(1, job.node_count)
-    return -(-job.gpu_count // count), max(1, -(-job.cpu_count // count)), job.mem_per_node_mib
+    layers = rules.oversubscribe if job.oversubscribe else 1
+    return Need(-(-job.gpu_count // count), max(1, -(-job.cpu_count // count)), job.mem_per_node_mib, layers)
 
 
 def why_unready(job: Job, jobs: Mapping[int, Job], now_s: float) -> str:
@@ -80,7 +167,11 @@ class Cluster(Protocol):
         """Nodes that a job may get, busy ones included."""
         ...
 
-    def held_on(self, name: str) -> Iterator[tuple[float, Need]]:
+    def need_of(self, job: Job) -> Need:
+        """What a job needs on each of its nodes."""
+        ...
+
+    def held_on(self, name: str) -> Iterator[tuple[float, Held]]:
         """Until when running jobs hold what of a node, as far as their time limits tell."""
         ...
 
@@ -126,15 +217,15 @@ class Backlog:
         blocked = job.partition in self._blocked
         if blocked and not self._backfill:
             return (), "Priority"
-        count, need = max(1, job.node_count), need_of(job)
+        count, need = max(1, job.node_count), self._cluster.need_of(job)
         usable = list(self._cluster.usable_by(job))
-        if len([node for node in usable if Free.of(node).holds(*need)]) < count:
+        if len([node for node in usable if Free.of(node).holds(need)]) < count:
             return (), self._why_never(job, need)
         end_s = self._cluster.now_s + job.time_limit_s if job.time_limit_s else float("inf")
         free_cpus = {
             node.name: free.cpus
             for node in usable
-            if (free := self._cluster.free[node.name]).holds(*need) and self._spares(node.name, need, end_s)
+            if (free := self._cluster.free[node.name]).holds(need) and self._spares(node.name, need, end_s)
         }
         if len(free_cpus) >= count:
             return best_fit(self._cluster.nodes, free_cpus, count), ""
@@ -151,8 +242,8 @@ class Backlog:
             left = Free.of(self._cluster.nodes[name])
             for until_s, held in sorted(self._cluster.held_on(name)):
                 if until_s > at_s:
-                    left.take(*held)
-            if not left.holds(*(mine + theirs for mine, theirs in zip(need, foreseen, strict=True))):
+                    left.put(held)
+            if not left.holds(need, foreseen):
                 return False
         return True
 
@@ -161,25 +252,24 @@ class Backlog:
         nodes = [node for node in self._cluster.nodes.values() if job.partition in node.partitions]
         if job.required_nodes or any(not node.usable for node in nodes) or self._cluster.reservations:
             return "ReqNodeNotAvail"
-        fits = sum(Free.of(node).holds(*need) for node in nodes) >= max(1, job.node_count)
+        fits = sum(Free.of(node).holds(need) for node in nodes) >= max(1, job.node_count)
         return "Resources" if fits else "BadConstraints"
 
     def _keep_free(self, job: Job, names: Sequence[str]) -> None:
         """Foresee where and when a blocked job starts."""
         self._shadow_count += 1
-        need, count = need_of(job), max(1, job.node_count)
+        need, count = self._cluster.need_of(job), max(1, job.node_count)
         when = sorted((self._free_at(name, need), name) for name in names)[:count]
         for at_s, name in when:
             self._shadows.setdefault(name, []).append((at_s, need))
 
     def _free_at(self, name: str, need: Need) -> float:
         """When a node has so much free, as far as time limits tell."""
-        have = self._cluster.free[name]
-        free = Free(have.gpus, have.cpus, have.mem_mib)
-        if free.holds(*need):
+        free = self._cluster.free[name].copy()
+        if free.holds(need):
             return self._cluster.now_s
         for end_s, held in sorted(self._cluster.held_on(name)):
-            free.take(*(-amount for amount in held))
-            if free.holds(*need):
+            free.give(held)
+            if free.holds(need):
                 return end_s
         return float("inf")

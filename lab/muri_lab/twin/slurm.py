@@ -19,7 +19,7 @@ from muri.slurm_plugin.records.roles import GATE_LICENSE, REQUEUED_HELD, is_behi
 from muri_lab.twin.clock import Event, VirtualTime
 from muri_lab.twin.limits import why_over_limits, why_refused
 from muri_lab.twin.records import Holder, Ledger, Note, Program, Run
-from muri_lab.twin.schedule import Backlog, Free, Need, why_unready
+from muri_lab.twin.schedule import Backlog, Free, Held, Need, need_of, why_unready
 from muri_lab.twin.site import Site
 
 _HELD_REASONS: Final[Mapping[Holder, str]] = {"muri": "JobHeldUser", "user": "JobHeldUser", "admin": "JobHeldAdmin"}
@@ -56,6 +56,8 @@ class VirtualSlurm:
         self.reservations = site.reservations  # Reservations of administrators
         self.away = False  # Whether slurmctld is down. Jobs run on, and end once it is back.
         self.notes: list[Note] = []  # Are told of what happens
+        self.epilog: Callable[[Run, Callable[[], None]], None] = lambda run, done: done()
+        """What the nodes do at the end of a run, before its resources are free; it calls back when it is over."""
         self.users: dict[int, str] = {}  # Names of those that have submitted jobs, by uid
         self.free = {node.name: Free.of(node) for node in site.nodes}
         self._next_id = 1
@@ -381,13 +383,16 @@ class VirtualSlurm:
             return "JobArrayTaskLimit"
         return why_over_limits(job, running, self.site.limits)
 
-    def held_on(self, name: str) -> Iterator[tuple[float, Need]]:
+    def need_of(self, job: Job) -> Need:
+        """What a job needs on each of its nodes."""
+        return need_of(job, self.site.limits.partition(job.partition))
+
+    def held_on(self, name: str) -> Iterator[tuple[float, Held]]:
         """Until when running jobs hold what of a node, as far as their time limits tell."""
         for job in self.running():
-            for node, *held in self.ledger[job.job_id].placed:
+            for node, held in self.ledger[job.job_id].placed:
                 if node == name:
-                    end_s = job.start_s + job.time_limit_s if job.time_limit_s else float("inf")
-                    yield end_s, (held[0], held[1], held[2])
+                    yield job.start_s + job.time_limit_s if job.time_limit_s else float("inf"), held
 
     def running(self) -> list[Job]:
         """Jobs that run."""
@@ -418,15 +423,19 @@ class VirtualSlurm:
         return self.now_s + job.time_limit_s if job.time_limit_s else float("inf")
 
     def _start(self, job: Job, names: tuple[str, ...]) -> None:
-        count = len(names)
-        cpus, mem = max(1, -(-job.cpu_count // count)), job.mem_per_node_mib
-        placed = tuple((name, job.gpu_count // count, cpus, mem) for name in names)
-        self._take(placed, 1)
+        count, need = len(names), self.need_of(job)
+        placed = tuple((name, held) for name in names if (held := self.free[name].take(need)) is not None)
+        self._shown = None
         run = Run(job.job_id, job.restart_count)
         book = self.ledger[job.job_id]
         book.placed, book.run, book.goes_back, book.ends_as = placed, run, "", ""
         started = replace(
-            job, state=JobState.RUNNING, nodes=folded(names), start_s=self.now_s, reason="", cpu_count=cpus * count
+            job,
+            state=JobState.RUNNING,
+            nodes=folded(names),
+            start_s=self.now_s,
+            reason="",
+            cpu_count=need.cpus * count,
         )
         self._put(started)
         self._tell("started", started)
@@ -464,11 +473,6 @@ class VirtualSlurm:
         elif job.time_limit_s:
             self._watch_limit(run)
 
-    def _take(self, placed: Iterable[tuple[str, int, int, int]], sign: int) -> None:
-        for name, gpus, cpus, mem_mib in placed:
-            self.free[name].take(sign * gpus, sign * cpus, sign * mem_mib)
-        self._shown = None
-
     # Ending
 
     def exit(self, run: Run, code: int) -> None:
@@ -484,7 +488,11 @@ class VirtualSlurm:
             book.ends_as = book.ends_as or (JobState.COMPLETED if code == 0 else JobState.FAILED)
             job = replace(job, state=JobState.COMPLETING, exit_code=code)
             self._put(job)
-        self.time.after(self.site.delays.end_s, lambda: self._ended_run(run))
+        self.time.after(self.site.delays.end_s, lambda: self._run_epilog(run))
+
+    def _run_epilog(self, run: Run) -> None:
+        if self.ledger[run.job_id].run == run:
+            self.epilog(run, lambda: self._ended_run(run))
 
     def _end_soon(self, job: Job) -> None:
         """Send SIGTERM, and SIGKILL after KillWait."""
@@ -497,7 +505,7 @@ class VirtualSlurm:
     def _kill(self, run: Run | None) -> None:
         if run is not None and self.ledger[run.job_id].run == run:
             self.ledger[run.job_id].program.kill()
-            self._ended_run(run)
+            self._run_epilog(run)
 
     def _ended_run(self, run: Run) -> None:
         """Free the resources of a run, and end or requeue its job."""
@@ -507,8 +515,9 @@ class VirtualSlurm:
         if self.away:
             self._late_exits.append(lambda: self._ended_run(run))
             return
-        self._take(book.placed, -1)
-        book.placed, book.run = (), None
+        for name, held in book.placed:
+            self.free[name].give(held)
+        book.placed, book.run, self._shown = (), None, None
         job = self.jobs[run.job_id]
         if book.goes_back:
             self._back_in_queue(job, held=book.goes_back == "held")
@@ -618,6 +627,8 @@ def changed_fields(job: Job, change: JobChange, now_s: float) -> dict[str, Any]:
     if change.gpu_request is not None:
         count = gpus_in(change.gpu_request)
         fields |= {"gpu_request": change.gpu_request, "gpu_count": count * max(1, job.node_count)}
+    if change.oversubscribe:  # Slurm has no way back to its default
+        fields["oversubscribe"] = True
     if change.start_now:
         fields["begin_s"] = now_s + _START_AGAIN_S if job.begin_s > now_s else 0.0
     return fields

@@ -89,7 +89,9 @@ def tell(seed: int, most_faults: int = 10) -> Story:
     draw = random.Random(f"story {seed}")
     nodes, gpus = draw.choice(((1, 1), (1, 1), (1, 2), (2, 1), (2, 2)))
     gate: Literal["license", "hold"] = "hold" if draw.random() < 0.25 else "license"
-    limits = _limits(draw) if draw.random() < 0.3 else SiteLimits(partitions=(PartitionLimits("main"),))
+    layers = draw.choice((1, 4, 8))
+    free = SiteLimits(partitions=(PartitionLimits("main", oversubscribe=layers),))
+    limits = _limits(draw, layers) if draw.random() < 0.3 else free
     site = Site(
         plain_nodes(nodes, gpus, 16, 64_000),
         limits,
@@ -129,8 +131,8 @@ def tell(seed: int, most_faults: int = 10) -> Story:
     return Story(seed, site, config, tuning, profiles, submissions, tuple(faults))
 
 
-def _limits(draw: random.Random) -> SiteLimits:
-    """Limits that leave room for each job alone."""
+def _limits(draw: random.Random, layers: int) -> SiteLimits:
+    """Limits that leave room for each job alone, in a partition where so many jobs may share a CPU."""
     user = Limits(
         max_jobs_per_user=draw.choice((None, 1, 2)),
         max_submit_per_user=draw.choice((None, 6)),
@@ -138,7 +140,7 @@ def _limits(draw: random.Random) -> SiteLimits:
     )
     account = Limits(grp_tres=draw.choice(((), (Tres("gres/gpu", 2),))))
     return SiteLimits(
-        partitions=(PartitionLimits("main", max_time_s=draw.choice((None, 7200))),),
+        partitions=(PartitionLimits("main", max_time_s=draw.choice((None, 7200)), oversubscribe=layers),),
         enforced=True,
         qos=(Qos("normal", Limits(max_tres_per_user=draw.choice(((), (Tres("gres/gpu", 2),))))),),
         associations=(
@@ -155,19 +157,22 @@ def _submission(draw: random.Random, number: int, gpus: int) -> Submission:
     user = draw.choice(("alice", "alice", "alice", "bob"))
     count = 2 if gpus > 1 and draw.random() < 0.2 else 1
     marked = draw.random() < 0.92
-    limit_s = draw.choice((1200, 3600, 7200))
+    limit_s, calls_muri = draw.choice((1200, 3600, 7200)), marked and draw.random() < 0.95
+    stop_s = draw.choice((None, None, None, 15.0))
     return Submission(
         submit_s=EPOCH_S + round(draw.uniform(0, 30) if draw.random() < 0.6 else draw.uniform(0, 240), 1),
         user=user,
         uid={"alice": 1001, "bob": 1002}[user],
-        work=Work(Iteration(_MODELS[model], 1.0), iterations, draw.choice((0, 0, 0, 3)), uses_muri=marked),
+        work=Work(
+            Iteration(_MODELS[model], 1.0), iterations, draw.choice((0, 0, 0, 3)), uses_muri=calls_muri, stop_s=stop_s
+        ),
         mark=f"model={model},batch-size=8" + draw.choice((f",duration={iterations}", "", ",alone=1")) if marked else "",
         name=f"job{number}",
         account="lab",
         qos="normal",
         gpus_per_node=count,
-        cpus_per_task=draw.choice((1, 2, 4)),
-        mem_per_node_mib=draw.choice((0, 2000)),
+        cpus_per_task=max(1, draw.choice((1, 2, 4, 4, 8, 16)) // count),
+        mem_per_node_mib=draw.choice((0, 2000, 2000, 25_000)),
         time_limit_s=limit_s,
         held=draw.random() < 0.04,
         can_requeue=draw.random() < 0.93,

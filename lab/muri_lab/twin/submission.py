@@ -38,6 +38,7 @@ class Submission:
     begin_s: float = 0.0  # Earliest start, seconds since the epoch; 0 for none
     features: str = ""  # Node features, as --constraint takes them
     required_nodes: str = ""  # Nodes asked for by name
+    oversubscribe: bool = False  # Whether it is submitted with --oversubscribe
 
     @property
     def gpu_count(self) -> int:
@@ -88,4 +89,5 @@ def _record_of(asked: Submission) -> Job:
         dependency=asked.dependency, can_requeue=asked.can_requeue, restart_count=0, exit_code=0, batch=True,
         array=bool(asked.task_count), het=False, command=f"/home/{asked.user}/train.sh", work_dir=f"/home/{asked.user}",
         submit_line="sbatch train.sh", admin_comment="", comment="", features=asked.features,
+        oversubscribe=asked.oversubscribe,
     )  # fmt: skip

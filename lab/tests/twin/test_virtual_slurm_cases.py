@@ -8,6 +8,7 @@ import pytest
 from slurm_cases import CASES, World
 
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, task_numbers
+from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
 from muri_lab.twin.clock import VirtualTime
 from muri_lab.twin.gateway import VirtualGateway
 from muri_lab.twin.programs import NodeSide, TrainingScript, Work
@@ -17,6 +18,7 @@ from muri_lab.twin.slurm import VirtualSlurm
 from muri_lab.twin.submission import Submission, sbatch
 
 LONGEST_S = 240.0
+_SHARING = SiteLimits((PartitionLimits("main", oversubscribe=8),))
 
 
 class VirtualWorld:
@@ -25,22 +27,27 @@ class VirtualWorld:
     def __init__(self) -> None:
         self.time = VirtualTime(1_700_000_000.0)
         conf = SlurmConf(bf_interval_s=1.0, cred_expire_s=10.0, kill_wait_s=5.0, min_job_age_s=7200.0)
-        self.slurm = VirtualSlurm(self.time, Site(plain_nodes(4, 2, 16, 64_000), conf=conf))
+        self.slurm = VirtualSlurm(self.time, Site(plain_nodes(4, 2, 16, 64_000), _SHARING, conf))
         self.nodes = NodeSide(self.slurm, Sharing())
         self.gateway = VirtualGateway(self.nodes)
 
     def submit(self, *, gpus: int = 0, node: str = "", hold: bool = False, begin_in_s: int = 0, requeue: bool = True,
                cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
-               licenses: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
+               licenses: str = "", tasks: int = 0, at_once: int = 0, mem_mib: int = 0,
+               shares: bool = False) -> int:  # fmt: skip
         work = Work(Iteration((0.0, 0.0, 1.0, 0.0), 1.0), seconds, uses_muri=False)
         asked = Submission(
             self.time.now_s, "alice", 1001, work, gpus_per_node=gpus, required_nodes=node, held=hold,
             begin_s=self.time.now_s + begin_in_s if begin_in_s else 0.0, can_requeue=requeue, cpus_per_task=cpus,
             time_limit_s=60 * minutes, dependency=dependency, task_count=tasks, most_tasks=at_once,
+            mem_per_node_mib=mem_mib, oversubscribe=shares,
         )  # fmt: skip
         job_id = sbatch(self.nodes, asked)
         self.slurm.update_by_owner(job_id, licenses=licenses, cpu_count=cpus, cpus_per_task=cpus)  # one task
         return job_id
+
+    def layers(self) -> int:
+        return self.slurm.site.limits.partition("main").oversubscribe
 
     def job(self, job_id: int) -> Job:
         return next(job for job in self.gateway.snapshot().jobs if job.job_id == job_id)
