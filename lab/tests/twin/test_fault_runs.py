@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_course():
         # Directories and times of this machine are in some messages.
         return [line for line in lines if "/" not in line]
 
-    for seed in (3, 16, 61):
+    for seed in (3, 16, 60):
         assert told(seed) == told(seed)
         assert len(told(seed)) > 10
 

@@ -1,6 +1,7 @@
 """`muri simulate --model live`: the controller itself on a virtual cluster."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -31,8 +32,9 @@ def test_jobs_that_need_different_resources_share_a_gpu():
 def test_no_job_takes_longer_than_it_was_promised(promise, takes_s):
     """All four together get half of their speed; of pairs the planner expects less than 0.9."""
     kinds = ((0.0, 0.25, 0.75, 0.0), (0.0, 0.75, 0.25, 0.0))
-    jobs = [job(number, number, 400.0, kinds[number % 2], name=f"m{number}") for number in range(4)]
-    records = run(jobs, "muri-s", ONE_GPU, model="live", interval_s=60.0, options={"min_speed": promise}).records
+    jobs = [job(number, number, 400.0, kinds[number % 2], name=f"m{number}", cpu_count=1) for number in range(4)]
+    one_cpu = replace(ONE_GPU, cpus_per_node=1)
+    records = run(jobs, "muri-s", one_cpu, model="live", interval_s=60.0, options={"min_speed": promise}).records
     assert all(0.98 < (record.end_s - record.start_s) / takes_s < 1.02 for record in records)
     starts = {round(record.start_s / 60) for record in records}
     assert len(starts) == {0.5: 1, 0.7: 2, 0.9: 4}[promise]

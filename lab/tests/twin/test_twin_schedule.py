@@ -6,7 +6,7 @@ import pytest
 
 from muri.slurm_plugin.config import Config
 from muri_lab.twin.programs import Work
-from muri_lab.twin.schedule import best_fit
+from muri_lab.twin.schedule import Free, Need, best_fit
 from muri_lab.twin.sharing import Iteration
 from muri_lab.twin.site import Site, plain_nodes
 from muri_lab.twin.submission import FIRST_UID, Submission
@@ -28,6 +28,39 @@ ORDER = ["n1", "n2", "n3", "n4"]
 )
 def test_nodes_are_chosen_as_cons_tres_does(free_cpus: dict[str, int], count: int, nodes: str) -> None:
     assert best_fit(ORDER, free_cpus, count) == tuple(nodes.split())
+
+
+def started(node: Free, *cpus: int, layers: int = 4) -> list[bool]:
+    return [node.take(Need(0, count, 0, layers)) is not None for count in cpus]
+
+
+def test_cpus_are_given_out_in_layers_of_whole_jobs() -> None:
+    """As Slurm 24.11 and 26.05 did with a pilot of one CPU and members on a node of four, OverSubscribe=YES:4."""
+    for cpus, count in ((4, 3), (3, 4), (2, 7)):
+        node = Free(gpus=1, mem_mib=0, cpu_count=4)
+        assert started(node, 1, *[cpus] * 9) == [True] * (count + 1) + [False] * (9 - count)
+        assert node.cpus == 0
+
+
+def test_a_job_that_shares_no_cpus_keeps_those_that_do_off_its_node() -> None:
+    node = Free(gpus=0, mem_mib=0, cpu_count=4)
+    assert started(node, 2) == [True]
+    plain = node.take(Need(0, 1, 0))
+    assert plain is not None
+    assert node.take(Need(0, 2, 0)) is None  # one CPU is left that nobody has
+    assert started(node, 1) == [False]
+    node.give(plain)
+    assert started(node, 1, 4) == [True, True]
+
+
+def test_an_ended_job_leaves_its_layer() -> None:
+    node = Free(gpus=0, mem_mib=0, cpu_count=4)
+    small = [node.take(Need(0, 2, 0, 2)) for _ in range(4)]
+    assert started(node, 4, layers=2) == [False]
+    for held in (small[0], small[3]):  # of both layers: what is left fits into one
+        assert held is not None
+        node.give(held)
+    assert started(node, 4, layers=2) == [True]
 
 
 def test_without_a_controller_a_waiting_job_starts_with_the_second_after_an_end(tmp_path: Path) -> None:
