@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from muri.errors import UsageError
 from muri.profiler.dryrun.messages import DEFAULT_STEADY_S, Limits
 from muri.slurm_plugin.private_files import why_unsafe
-from muri.slurm_plugin.renamed import FIXED_KEYS, OLD_GATE, OLD_KEYS, POLICY_KEYS
+from muri.slurm_plugin.renamed import FIXED_KEYS, GONE_KEYS, OLD_GATE, OLD_KEYS, POLICY_KEYS
 from muri.text import nearest, yaml_of
 
 DEFAULT_PATH: Final = Path("/etc/muri/muri.yaml")
@@ -58,8 +58,6 @@ class Tuning:
     drift_after_s: float = 1800.0  # How long the difference must last before the model is measured again
     # Least time between two drift marks of one model, in case a new measurement does not help
     drift_again_s: float = 21600.0
-    # How much of its node's CPUs and memory a job alone may hold, so that others can join it: 1 is the part of its GPUs
-    joinable_share: float = 1.0
     restart_s: float = 60.0  # Estimated time that a stop and a new start cost a job
 
 
@@ -351,6 +349,8 @@ def _bring_up_to_date(values: dict[str, Any]) -> tuple[tuple[str, ...], tuple[st
             notes.append(f"{text}, and the file says nothing else; take it out")
         else:
             wrong.append(f"{text} (found {own!r})")
+    gone = [key for key in GONE_KEYS if _taken_out(values, key) is not _ABSENT]
+    notes += [f"{key}: removed in 0.3: {GONE_KEYS[key]}; take it out" for key in gone]
     for key, new in OLD_KEYS.items():
         if (own := _taken_out(values, key)) is _ABSENT:
             continue
@@ -362,7 +362,7 @@ def _bring_up_to_date(values: dict[str, Any]) -> tuple[tuple[str, ...], tuple[st
             target[name] = own
         notes.append(f"{key}: it is called {new} now; Muri 0.4 will refuse the old name")
     notes += _respelled(values)
-    for section in {key.partition(".")[0] for key in (*removed, *OLD_KEYS)} - Config.model_fields.keys():
+    for section in {key.partition(".")[0] for key in (*removed, *GONE_KEYS, *OLD_KEYS)} - Config.model_fields.keys():
         if values.get(section) == {}:
             del values[section]
     return tuple(wrong), tuple(notes)

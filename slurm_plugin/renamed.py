@@ -18,7 +18,6 @@ FIXED_KEYS: Final[Mapping[str, Any]] = {
     "gate_watch_s": 60.0,
     "cycle_limit_s": 300.0,
     "cycle_calls": 2000,
-    "grouping.joinable_share": 1.0,
     "grouping.wait_for_profiles_s": 60.0,
     "preemption.restart_s": 60.0,
     "profiling.iterations": 40,
@@ -39,6 +38,9 @@ FIXED_KEYS: Final[Mapping[str, Any]] = {
     "host.poll_s": 30.0,
 }
 """Removed keys of muri.yaml, and what 0.3 always does: as by default in 0.2."""
+
+GONE_KEYS: Final = {"grouping.joinable_share": "members bring their own CPUs and memory"}
+"""Removed keys of muri.yaml whatever value they have, and what makes each pointless."""
 
 POLICY_KEYS: Final[Mapping[str, tuple[str, Any]]] = {
     "grouping.ordering": ("ordering", "best"),

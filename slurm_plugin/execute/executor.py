@@ -172,7 +172,7 @@ class Executor:
             self._start_oldest(ids, error)
             raise
         self._journal.set_submitted_job(token, pilot)
-        place = GroupPlace(pilot, action.node, action.reasons)
+        place = GroupPlace(pilot, action.node, action.reasons, action.oversubscribe)
         found = [(member, self._make_member(member, place)) for member in action.members]
         empty = all(why for _, why in found)
         for member, why in found:
@@ -200,7 +200,8 @@ class Executor:
         A call that failed may have changed the job all the same.
         """
         job = self._view.jobs[member.job_id]
-        as_member = replace(job, membership=tags.MemberState(place.pilot, member.original))
+        shares = job.oversubscribe or place.oversubscribe
+        as_member = replace(job, membership=tags.MemberState(place.pilot, member.original), oversubscribe=shares)
         try:
             with unless_gone(member.job_id):
                 (open_gate if starts else close_gate)(self._gateway, job, original_request(as_member, why))
@@ -218,7 +219,7 @@ class Executor:
         intent = next(intent for intent in self._journal.intents("begun") if intent.token == action.token)
         log.info("group %s: resuming its start, pilot job %d", action.token, pilot.job_id)
         self._journal.set_submitted_job(action.token, pilot.job_id)
-        place = GroupPlace(pilot.job_id, intent.payload["node"], tuple(intent.payload["reasons"]))
+        place = GroupPlace(pilot.job_id, intent.payload["node"], tuple(intent.payload["reasons"]), pilot.oversubscribe)
         for member in members_in(intent.payload):
             job = self._view.active.get(member.job_id)
             if job is None:
@@ -375,7 +376,7 @@ class Executor:
         self._gateway.modify(action.pilot, change)
         self._pilots[action.pilot] = changed_pilot(pilot, change)
         self._extend_partners(action)
-        place = GroupPlace(action.pilot, action.node, action.reasons)
+        place = GroupPlace(action.pilot, action.node, action.reasons, action.oversubscribe)
         if why := self._make_member(action.member, place):
             self._undo(action.member, place, why, starts=False)
         self._journal.finish(token, "done")

@@ -20,7 +20,7 @@ class MemberPlan:
     solo_iteration_s: float | None  # Iteration time alone, from its profile; None where nothing is known of its model
     speed: float  # Predicted speed in the group, 1 = as fast as alone
     time_limit_s: int  # Its time limit inside the group, 0 = unlimited
-    cpu_count: int = 1  # CPUs that its own processes keep, one for each task
+    cpu_count: int = 1  # CPUs of its job: its own, or one for each task where its work runs as a thread of the pilot's
     gpu_mem_gib: float = 0.0  # Its peak GPU memory alone, from its profile; 0 when not known
     estimated: bool = False  # Whether its profile is an estimate
     min_speed: float = 0.0  # The speed there that it is promised, 1 = as fast as alone; 0: none
@@ -52,6 +52,7 @@ class StartGroup:
     gpus_per_node: int = 1  # GPUs on each; each gets a runtime of its own
     mode: Literal["interleave", "plain"] = "interleave"  # How members share, as in `Group.mode`
     reservation: str = ""  # Reservation of all members, "" for none
+    oversubscribe: bool = False  # Whether pilot and members share their CPUs, as all jobs on their nodes do then
     python: str = ""  # The Python that runs the runtime because members are its threads, "" for the site's
 
 
@@ -203,6 +204,7 @@ class Join:
     token: str = ""  # The intent that was begun for it, "" for a new one
     # How many jobs join the group together, this one among them; their time limits allow for all of them
     joining: int = 1
+    oversubscribe: bool = False  # Whether the jobs of the group share their CPUs
 
     @property
     def size(self) -> int:

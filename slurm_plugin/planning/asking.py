@@ -160,9 +160,8 @@ class _NewSharers:
         )
 
     def _join(self, sharer: Sharer, group: RunningGroup) -> None:
-        view, config = self._cycle.view, self._cycle.config
-        job, met = view.jobs[sharer.job_id], tuple(member.job_id for member in group.members)
-        why = why_no_room(job, group, view, config, self._cycle.room.places)
+        job, met = self._cycle.view.jobs[sharer.job_id], tuple(member.job_id for member in group.members)
+        why = why_no_room(job, group, self._cycle)
         if not why and not self._stopping.isdisjoint(met):
             why = "a member of the group is about to stop"
         if why:

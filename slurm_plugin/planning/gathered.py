@@ -21,9 +21,10 @@ from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import DryRunFailed, KeepProfile, NotMeasured, SplitTasks
 from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, Expected, Knowledge, dry_run_key
 from muri.slurm_plugin.planning.model_traits import derived_for, sensitivity_in
-from muri.slurm_plugin.planning.placement import free_nodes
+from muri.slurm_plugin.planning.node_loads import GroupSizes, Need, NodeLoad
+from muri.slurm_plugin.planning.placement import free_nodes, node_loads
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.slurm_requests import as_asked, as_submitted
+from muri.slurm_plugin.planning.slurm_requests import as_asked, as_submitted, pilot_mem_mib
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.journal import DRY_RUN, Intent
@@ -110,7 +111,9 @@ class Gathered(CycleInput):
     room: SiteRoom  # What the site's limits leave; what is started has to be taken from it
     known: Mapping[int, KnownJob]  # Candidates that can be planned, members of running groups, and jobs that run alone
     ready: tuple[int, ...]  # The candidates among them
-    nodes: tuple[FreeNode, ...]  # What can be given out, with the candidates' partitions for planning
+    loads: Mapping[str, NodeLoad]  # What is free on each node with GPUs, counted as Slurm does
+    sizes: GroupSizes  # The groups that find room there
+    nodes: tuple[FreeNode, ...]  # The same for policies, with the candidates' partitions for planning
     waiting: Mapping[int, str]  # Candidates that are not ready, with the reason
     splits: tuple[SplitTasks, ...]  # Tasks of job arrays that need records of their own before they can be planned
     to_slurm: Mapping[int, str]  # Those that Slurm cannot start now, with the reason: Slurm decides about them alone
@@ -118,6 +121,20 @@ class Gathered(CycleInput):
     last_dry_run_s: Mapping[str, float]  # When the last one of a user began, seconds since the epoch
     measured: tuple[KeepProfile | NotMeasured, ...]  # What members report of their models that is new
     untrue: Mapping[int, str]  # Why such reports cannot be true, by job id
+
+    def largest_group(self, job: ManagedJob, most: int) -> tuple[int, str]:
+        """Return how large a group a waiting job may start in, 1 when it must run alone, and why no larger.
+
+        It may find room beside a smaller one even where two like it find none. Members that may be threads work in
+        their pilot job, whose size depends on who they are.
+        """
+        size, why = self.room.largest_group(job, most)
+        if size < 3 or self.config.grouping.isolation != "process":
+            return size, why
+        gpus = max(1, job.gpus_per_node)
+        pilot = Need(gpus, pilot_mem_mib([job], gpus, self.view.snapshot.limits.partition(job.partition)))
+        fits, crowded = self.sizes.largest(job, pilot, self.room.places.of(job).nodes, size)
+        return (size, why) if fits == size else (max(2, fits), crowded)
 
     def doubts(self) -> dict[int, Expected]:
         """Return how long jobs are expected to run whose stated durations are not believed, by job id."""
@@ -131,6 +148,7 @@ def gather(cycle: CycleInput) -> Gathered:
     view, now_s = cycle.view, cycle.now_s
     members = (as_submitted(job, group.pilot) for group in view.running_groups for job in group.members)
     room = SiteRoom(view, cycle.config.pilot.qos)
+    loads = node_loads(view, cycle.config, room.places)
     ready, waiting, to_slurm = _sorted_out(cycle, room)
     arrays = [view.jobs[job_id] for job_id, why in waiting.items() if why == _IN_ARRAY]
     jobs = chain(ready, members, map(as_asked, running_alone(view)))
@@ -145,7 +163,9 @@ def gather(cycle: CycleInput) -> Gathered:
         room=room,
         known={job.job_id: known_job(job, cycle) for job in jobs},
         ready=tuple(job.job_id for job in ready),
-        nodes=free_nodes(view, cycle.config, room.places, ready),
+        loads=loads,
+        sizes=GroupSizes(loads, view.snapshot.limits),
+        nodes=free_nodes(loads, view, cycle.config, room.places, ready),
         waiting=waiting,
         splits=tuple(split_soon(arrays, view, cycle.config)),
         to_slurm=to_slurm,

@@ -12,7 +12,7 @@ from heapq import heapify, heapreplace
 from muri.clock import MIB_PER_GIB
 from muri.policies.types import FreeNode
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB
+from muri.slurm_plugin.planning.node_loads import Layers, Need, NodeLoad, need_of
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.nodes import HostListError, names_in
 from muri.slurm_plugin.records.roles import Role, View
@@ -161,54 +161,31 @@ def _has_features(features: frozenset[str], constraint: str) -> bool:
     return True
 
 
-@dataclass(slots=True)
-class _Free:
-    """The free GPUs, CPUs and memory of a node."""
-
-    gpus: int
-    cpus: int
-    mem_mib: int
-
-    @classmethod
-    def of(cls, node: Node) -> "_Free":
-        return cls(
-            node.gpu_count - node.gpus_allocated,
-            node.cpu_count - node.cpus_allocated,
-            node.mem_mib - node.mem_allocated_mib,
-        )
-
-    def take_script(self, cpus: int) -> None:
-        """Set aside what the batch script of a member that starts needs."""
-        self.cpus -= cpus
-        self.mem_mib -= MEMBER_MEM_MIB
-
-
 class _Eligible:
     """The nodes of a place where jobs start by themselves; what is set aside for these is taken from what is free."""
 
-    def __init__(self, nodes: Sequence[Node], free: Mapping[str, _Free]) -> None:
+    def __init__(self, nodes: Sequence[Node], free: Mapping[str, NodeLoad]) -> None:
         self._free = free
         self._cpus, self._gpus = sum(node.cpu_count for node in nodes), sum(node.gpu_count for node in nodes)
         # By the GPUs that each had left when it was last looked at: they only get fewer.
         self._most_first = [(-free[node.name].gpus, node.name) for node in nodes]
         heapify(self._most_first)
 
-    def take(self, job: Job) -> None:
+    def take(self, job: Job, *, shares: bool) -> None:
         """Set a waiting job's resources aside where Slurm will probably start it: where most GPUs are free.
 
         Nothing for a job that these nodes could never hold: Slurm may show "Priority" long before it looks at that.
         """
         if job.cpu_count > self._cpus or job.gpu_count > self._gpus:
             return
-        cpus, wanted = -(-job.cpu_count // max(1, job.node_count)), job.gpu_count
+        need, wanted = Need(-(-job.cpu_count // max(1, job.node_count)), job.mem_per_node_mib), job.gpu_count
         while wanted and (free := self._with_most()) is not None:
             taken = min(wanted, free.gpus)
             wanted -= taken
             free.gpus -= taken
-            free.cpus -= cpus
-            free.mem_mib -= job.mem_per_node_mib
+            free.take((need,), shares=shares)
 
-    def _with_most(self) -> _Free | None:
+    def _with_most(self) -> NodeLoad | None:
         """The node with the most free GPUs, the first by name; None when there are none."""
         order = self._most_first
         while order and order[0][0] != -self._free[order[0][1]].gpus:
@@ -216,14 +193,15 @@ class _Eligible:
         return self._free[order[0][1]] if order and order[0][0] < 0 else None
 
 
-def free_nodes(view: View, config: Config, places: Places, jobs: Sequence[Job]) -> tuple[FreeNode, ...]:
-    """Return what can be given out: what is idle, less what is promised to Muri's jobs that start by themselves.
+def node_loads(view: View, config: Config, places: Places) -> dict[str, NodeLoad]:
+    """Return what is idle on nodes with GPUs, less what is promised to Muri's jobs that start by themselves, by name.
 
-    Members that wait for their pilot job's start are promised what their batch scripts need. The nodes name the
-    partitions for planning of `jobs`, those that are planned.
+    Members that wait for their pilot job's start are promised their requests.
     """
     nodes = [node for node in view.snapshot.nodes if node.usable and node.gpu_count and is_served(node, config)]
-    free = {node.name: _Free.of(node) for node in nodes}
+    loads = {node.name: NodeLoad.of(node) for node in nodes}
+    layers = Layers(view.snapshot.limits)
+    layers.count_running(view.jobs.values(), loads)
     eligible: dict[Place, _Eligible] = {}
     for job in view.jobs.values():
         if job.role in _PROMISED and job.starts_by_itself:
@@ -231,15 +209,24 @@ def free_nodes(view: View, config: Config, places: Places, jobs: Sequence[Job]) 
             if place.left_to_slurm:
                 continue
             if place not in eligible:
-                eligible[place] = _Eligible([node for node in nodes if node.name in place.nodes], free)
-            eligible[place].take(job)
+                eligible[place] = _Eligible([node for node in nodes if node.name in place.nodes], loads)
+            eligible[place].take(job, shares=layers.shares(job))
     for member in view.having(Role.MEMBER):
         pilot = view.active.get(member.membership.pilot) if member.membership else None
         if pilot is not None and member.state is JobState.PENDING:
-            for name in names_in(pilot.nodes or pilot.required_nodes) & free.keys():
-                free[name].take_script(-(-member.task_count // max(1, pilot.node_count)))
+            need = need_of(member, max(1, pilot.node_count))
+            for name in names_in(pilot.nodes or pilot.required_nodes) & loads.keys():
+                loads[name].take((need,), shares=layers.shares(member))
+    return loads
+
+
+def free_nodes(
+    loads: Mapping[str, NodeLoad], view: View, config: Config, places: Places, jobs: Sequence[Job]
+) -> tuple[FreeNode, ...]:
+    """Return what can be given out, by `node_loads`; the nodes name the partitions for planning of `jobs`."""
     names = places.names(jobs)
-    return tuple(_free_node(node, names[node.name], free[node.name], config) for node in nodes)
+    nodes = (node for node in view.snapshot.nodes if node.name in loads)
+    return tuple(_free_node(node, names[node.name], loads[node.name], config) for node in nodes)
 
 
 def is_served(node: Node, config: Config) -> bool:
@@ -248,7 +235,7 @@ def is_served(node: Node, config: Config) -> bool:
     return not served or any(partition in served for partition in node.partitions)
 
 
-def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Config) -> FreeNode:
+def _free_node(node: Node, partitions: tuple[str, ...], free: NodeLoad, config: Config) -> FreeNode:
     return FreeNode(
         node.name,
         partitions,

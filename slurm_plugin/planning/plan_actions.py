@@ -3,155 +3,112 @@
 Starts keep to the site's limits under any policy.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from muri.clock import MIB_PER_GIB
 from muri.policies.cycle.validation import broken_laws
-from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, Policy, Reason, Solo, sentences
+from muri.policies.types import Group, NodeShare, Plan, PlanJob, Policy, Reason, Solo, sentences
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, ReleaseSolo, StartGroup, started
 from muri.slurm_plugin.planning.asking import Settled
 from muri.slurm_plugin.planning.gathered import Gathered
+from muri.slurm_plugin.planning.node_loads import Layers, Need, NodeLoad, need_of
 from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import has_a_task_per_gpu, may_join
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
+from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
 from muri.slurm_plugin.planning.starts import Joiner, joins_together, release_solo, start_group
-from muri.slurm_plugin.records.cluster import Job, Node
+from muri.slurm_plugin.records.cluster import Job
 from muri.slurm_plugin.records.nodes import names_in
 from muri.slurm_plugin.records.roles import View
 
-_LEAST_OF_OWN_CPUS: Final = 0.75
-"""A job's batch script takes a CPU beside its pilot job; where the node has none left, the pilot does with one less, if
-that is no more than a quarter of what the job asked for."""
-
-
-@dataclass(slots=True)
-class _Left:
-    cpus: int
-    mem_mib: int
-
-    def why_short(self, cpus: int, mem_mib: int) -> str:
-        """Say what is too little for a group, "" where nothing is."""
-        for unit, needed, left in (("CPUs", cpus, self.cpus), ("MiB of memory", mem_mib, self.mem_mib)):
-            if needed > left:
-                return f"has {max(0, left)} {unit} left, and its pilot job and its members' scripts need {needed}"
-        return ""
-
-
-@dataclass(frozen=True, slots=True)
-class PilotShare:
-    """What the pilot of one job gets."""
-
-    cpu_count: int  # CPUs
-    mem_mib: int  # Memory; 0 where the job has not asked for any
-
 
 class NodeRoom:
-    """The CPUs and memory of nodes of which a plan knows what is free, less those of jobs that start in this cycle."""
+    """The CPUs and memory of nodes, less those of jobs that start in this cycle."""
 
-    def __init__(self, free: Iterable[FreeNode], nodes: Iterable[Node], config: Config) -> None:
-        self._left = {node.name: _Left(int(node.free_cpus), round(node.free_mem_gib * MIB_PER_GIB)) for node in free}
-        self._nodes = {node.name: node for node in nodes if node.name in self._left}
-        self._share = config.tuning.joinable_share
-        self._scripts = config.grouping.max_group_size
+    def __init__(self, cycle: Gathered) -> None:
+        limits = cycle.view.snapshot.limits
+        self._loads = {name: load.copy() for name, load in cycle.loads.items()}
+        self._layers = Layers(limits)
+        self._counts_mem = {each.name for each in limits.partitions if each.counts_mem}
 
-    def take_group(self, group: StartGroup, *, counts_mem: bool) -> str:
-        """Take a group's CPUs and memory; return why its pilot and members' scripts find no room there, or ""."""
-        scripts = sum(member.cpu_count for member in group.members) // group.node_count
-        scripts_mib = MEMBER_MEM_MIB * len(group.members) if group.mem_per_node_mib else 0
-        cpus, mem_mib = group.cpu_count * group.gpus_per_node + scripts, group.mem_per_node_mib + scripts_mib
-        names = sorted(names_in(group.node) & self._left.keys())
-        short = ((name, self._left[name].why_short(cpus, mem_mib if counts_mem else 0)) for name in names)
-        why = next((f"{name} {what}" for name, what in short if what), "")
-        if why:  # one of its jobs may start alone instead
-            asked = [member.original for member in group.members]
-            cpus = max(-(-each.cpu_count // group.node_count) for each in asked)
-            mem_mib = max(each.mem_per_node_mib for each in asked)
-        for name in names:
-            self._take(name, cpus, mem_mib)
-        return why
+    def expect_plain(self, job: Job, gpus: Sequence[NodeShare]) -> None:
+        """Note where the plan counts a job that starts without a pilot."""
+        if not self._layers.shares(job):
+            for share in gpus:
+                if share.node in self._loads:
+                    self._loads[share.node].ordinary = True
 
     def take_alone(self, job: Job, gpus: Sequence[NodeShare]) -> None:
         """Take the CPUs and memory of a job alone."""
         for share in gpus:
-            self._take(share.node, -(-job.given_cpus // len(gpus)), job.mem_per_node_mib)
+            if share.node in self._loads:
+                self._loads[share.node].take((need_of(job, len(gpus)),), shares=self._layers.shares(job))
 
-    def take_joinable(self, job: Job, name: str) -> PilotShare | str:
-        """Give a job that is counted as one alone a pilot with room for others, at no cost to other jobs.
+    def take_group(self, group: StartGroup) -> tuple[StartGroup, str]:
+        """Take the CPUs and memory of a group; return it as it shares CPUs or not, and why it finds no room, or "".
 
-        The pilot asks for no more than as many jobs like this one as may share its GPUs. Pilot and batch script
-        together hold no more than the GPUs' part of the node, or the job's own CPUs where these are more, and no more
-        than is free: other GPUs keep the CPUs and memory that belong to them. The answer may be why it can have none.
+        Jobs share CPUs where their partition allows it and no ordinary job is in the way. Who has shared before always
+        does: Slurm does not take that back.
         """
-        node, left = self._nodes[name], self._left[name]
-        part = self._part(node, job.gpu_count)
-        cpus = self._pilot_cpus(
-            job, node, min(left.cpus + job.given_cpus, max(job.given_cpus, int(part * node.cpu_count)))
+        loads, needs = self._loads_of(group.node), _needs_of(group)
+        layers = self._layers.of(group.partition)
+        must_share = any(member.original.oversubscribe for member in group.members) and layers > 1
+        why = ""
+        for most in (layers, 1) if layers > 1 and not must_share else (layers,):
+            why = self._why_not(loads, needs, most, group.partition)
+            if not why:
+                self._take(loads, needs, shares=most > 1)
+                return replace(group, oversubscribe=most > 1), ""
+        return group, why
+
+    def take_largest(self, group: StartGroup) -> None:
+        """Take what one job of a group needs that finds no room: it may start alone instead."""
+        asked = [member.original for member in group.members]
+        cpus = max(-(-each.cpu_count // group.node_count) for each in asked)
+        self._take(
+            self._loads_of(group.node), (Need(cpus, max(each.mem_per_node_mib for each in asked)),), shares=False
         )
-        if not cpus:
-            return f"{name} has no CPU left for a batch script beside a pilot job"
-        mem_mib = self._pilot_mem_mib(job, min(left.mem_mib + job.mem_per_node_mib, int(part * node.mem_mib)))
-        if mem_mib is None:
-            return f"{name} has no host memory left for anybody else beside these GPUs"
-        script_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB)
-        script_cpus = _script_cpus(job, node)
-        self._take(name, cpus + script_cpus - job.given_cpus, mem_mib + script_mib - job.mem_per_node_mib)
-        return PilotShare(cpus, mem_mib)
 
-    def widen(self, group: StartGroup) -> StartGroup:
-        """Return a group that is counted, with memory for those that join it later.
+    def take_join(self, join: Join, view: View) -> str:
+        """Take the CPUs and memory of a job that joins a group; return why it finds no room, or ""."""
+        job, pilot = view.jobs[join.member.job_id], view.jobs[join.pilot]
+        loads, needs = self._loads_of(join.node), (need_of(job, max(1, pilot.node_count)),)
+        layers = self._layers.of(job.partition) if join.oversubscribe else 1
+        why = self._why_not(loads, needs, layers, job.partition)
+        if not why:
+            self._take(loads, needs, shares=layers > 1)
+        return why
 
-        All that it has on a node is no more than its GPUs' part of that, no more than is free, and for each further
-        member no more than those that it has ask for.
-        """
-        names = names_in(group.node)
-        if not group.mem_per_node_mib or not names <= self._nodes.keys() or len(group.members) >= self._scripts:
-            return group
-        scripts_mib = self._scripts * MEMBER_MEM_MIB
-        own_mib = group.mem_per_node_mib
-        nodes = [self._nodes[name] for name in names]
-        part_mib = min(int(self._part(node, group.gpus_per_node) * node.mem_mib) for node in nodes) - scripts_mib
-        for_others_mib = own_mib * (self._scripts - len(group.members)) // len(group.members)
-        more_mib = max(0, min(part_mib - own_mib, for_others_mib, *(self._left[name].mem_mib for name in names)))
-        for name in names:
-            self._take(name, 0, more_mib)
-        return replace(group, mem_per_node_mib=own_mib + more_mib)
+    def hold(self, job: Job, gpus: Sequence[NodeShare], sign: int = 1) -> None:
+        """Keep the CPUs and memory of a job for it, however it starts; with -1, let go of them."""
+        need = need_of(job, len(gpus))
+        for load in (self._loads[share.node] for share in gpus if share.node in self._loads):
+            load.cpus -= sign * need.cpus
+            load.mem_mib -= sign * need.mem_mib
 
-    def _part(self, node: Node, gpu_count: int) -> float:
-        """The part of a node that belongs to so many of its GPUs."""
-        return self._share * gpu_count / max(1, node.gpu_count)
+    def _loads_of(self, nodes: str) -> list[NodeLoad]:
+        return [self._loads[name] for name in sorted(names_in(nodes) & self._loads.keys())]
 
-    def _pilot_cpus(self, job: Job, node: Node, most: int) -> int:
-        """CPUs of a pilot, 0 where there are too few; each of its ranks, one for each GPU, gets as many."""
-        script = _script_cpus(job, node)
-        own = job.given_cpus
-        wanted = min(max(own, most - self._scripts * script), self._scripts * own)
-        cpus = min(wanted, most - script)
-        cpus -= cpus % job.gpu_count
-        return cpus if cpus >= max(1, _LEAST_OF_OWN_CPUS * own) else 0
+    def _why_not(self, loads: Iterable[NodeLoad], needs: Sequence[Need], layers: int, partition: str) -> str:
+        counts_mem = partition in self._counts_mem
+        found = ((load.name, load.why_not(needs, layers, counts_mem=counts_mem)) for load in loads)
+        return next((f"{name} {why}" for name, why in found if why), "")
 
-    def _pilot_mem_mib(self, job: Job, most_mib: int) -> int | None:
-        """Memory of a pilot, None where there is too little."""
-        own_mib = job.mem_per_node_mib
-        if not own_mib:
-            return 0
-        if own_mib + min(own_mib, MEMBER_MEM_MIB) > most_mib:
-            return None
-        return min(max(own_mib, most_mib - self._scripts * MEMBER_MEM_MIB), self._scripts * own_mib)
-
-    def _take(self, name: str, cpus: int, mem_mib: int) -> None:
-        left = self._left.get(name)
-        if left is not None:
-            left.cpus -= cpus
-            left.mem_mib -= mem_mib
+    def _take(self, loads: Iterable[NodeLoad], needs: Sequence[Need], *, shares: bool) -> None:
+        for load in loads:
+            load.take(needs, shares=shares)
 
 
-def _script_cpus(job: Job, node: Node) -> int:
-    """CPUs of a job's own script beside its pilot: a task for each GPU; Slurm gives out whole cores."""
-    return job.gpu_count * max(1, node.threads_per_core)
+def _needs_of(group: StartGroup) -> list[Need]:
+    """The CPUs and memory of a group's jobs on each of its nodes, the pilot first, which starts first."""
+    needs = [Need(group.cpu_count * group.gpus_per_node, group.mem_per_node_mib)]
+    for member in group.members:
+        own_mib = member.original.mem_per_node_mib
+        mem_mib = own_mib if member.isolation == "process" else member_mem_mib(member.original) or 0
+        needs.append(Need(-(-member.cpu_count // group.node_count), mem_mib))
+    return needs
 
 
 _ROUNDING: Final = 1e-6
@@ -161,14 +118,10 @@ def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tup
     """Return the starts, joins and releases that limits leave room for, and why other jobs of the plan wait."""
     request, cycle, room = preparation.request, preparation.cycle, preparation.cycle.room
     with_pilots = jobs_with_pilots(request.jobs, policy, cycle.view, cycle.config)
-    nodes = NodeRoom(request.nodes, cycle.view.snapshot.nodes, cycle.config)
-    starts, crowded = actions_of(settled, cycle, nodes, with_pilots)
+    starts, crowded = actions_of(settled, cycle, NodeRoom(cycle), with_pilots)
     # A site's own policy may not know the laws of sharing.
     unlawful = {job_id: law.why for law in broken_laws(request, settled.plan) for job_id in law.job_ids}
-    starts, refused = within_limits(starts, room, cycle.view, {**crowded, **unlawful})
-    if may_join(cycle.config):
-        starts = tuple(_with_room(action, settled.plan, room, nodes) for action in starts)
-    return starts, refused
+    return within_limits(starts, room, cycle.view, {**crowded, **unlawful})
 
 
 def actions_of(
@@ -176,32 +129,50 @@ def actions_of(
 ) -> tuple[tuple[Action, ...], dict[int, str]]:
     """Turn a plan into actions, groups first, in its order; and say of which groups the nodes have too little left."""
     plan = settled.plan
+    with_pilots = {
+        solo.job_id: with_pilots[solo.job_id] for solo in plan.solo if solo.node and solo.job_id in with_pilots
+    }
+    for solo in plan.solo:
+        if solo.job_id not in with_pilots:
+            nodes.expect_plain(cycle.view.jobs[solo.job_id], solo.gpus)
+    actions, crowded = _groups_of(plan, cycle, nodes)
+    actions += _alone_of(plan, cycle, nodes, with_pilots)
+    for group in settled.joins:
+        actions += joins_of(group, plan, cycle)
+    for action in actions:
+        if isinstance(action, Join) and (why := nodes.take_join(action, cycle.view)):
+            crowded[action.member.job_id] = f"it cannot join yet: {why}"
+    return tuple(_split(action, settled.split) for action in actions), crowded
+
+
+def _groups_of(plan: Plan, cycle: Gathered, nodes: NodeRoom) -> tuple[list[Action], dict[int, str]]:
+    """Return the starts of a plan's groups and the joins, and why the nodes have no room for some of the starts."""
     actions: list[Action] = []
     crowded: dict[int, str] = {}
     for group in plan.groups:
         if group.joining:
             actions += joins_of(group, plan, cycle)
             continue
-        start = start_group(group, plan, cycle)
-        counts_mem = cycle.view.snapshot.limits.partition(start.partition).counts_mem
-        why = nodes.take_group(start, counts_mem=counts_mem)
+        start, why = nodes.take_group(start_group(group, plan, cycle))
+        if why:
+            nodes.take_largest(start)
         if why and len(start.members) > 1:
             crowded |= dict.fromkeys(started((start,)), why)
-        if len(start.members) > 1:
-            actions.append(start)
-        else:
-            node = cycle.view.node_index.by_name[start.node]
-            actions.append(started_plain(start, why) if why else _for_two(start, node))
-    # A job's room for others takes nothing that another job of this plan asks for.
+        actions.append(started_plain(start, why) if why and len(start.members) == 1 else start)
+    return actions, crowded
+
+
+def _alone_of(plan: Plan, cycle: Gathered, nodes: NodeRoom, with_pilots: Mapping[int, PlanJob]) -> Iterator[Action]:
+    """Yield the starts of jobs alone. No pilot takes anything that another job of the plan asks for."""
     for solo in plan.solo:
-        nodes.take_alone(cycle.view.jobs[solo.job_id], solo.gpus)
+        take = nodes.hold if solo.job_id in with_pilots else nodes.take_alone
+        take(cycle.view.jobs[solo.job_id], solo.gpus)
     for solo in plan.solo:
         planned = with_pilots.get(solo.job_id)
-        with_pilot = None if planned is None else start_joinable(solo, planned, plan, cycle, nodes)
-        actions.append(with_pilot or release_solo(solo, plan, cycle))
-    for group in settled.joins:
-        actions += joins_of(group, plan, cycle)
-    return tuple(_split(action, settled.split) for action in actions), crowded
+        if planned is None:
+            yield release_solo(solo, plan, cycle)
+        else:
+            yield start_joinable(solo, planned, plan, cycle, nodes)
 
 
 def _split(action: Action, split: Mapping[int, tuple[int, float]]) -> Action:
@@ -226,25 +197,6 @@ def idle_gpus_first(starts: Sequence[Action]) -> tuple[Action, ...]:
     return tuple(sorted(starts, key=lambda action: isinstance(action, Join)))
 
 
-def _for_two(start: StartGroup, node: Node) -> StartGroup:
-    """Return the start of one job with CPUs and memory for two such, as far as its GPUs' part of the node goes.
-
-    A pilot's allocation cannot grow, and joining jobs run inside it; their batch scripts have a CPU for each GPU and a
-    little memory of its own.
-    """
-    gpus = start.gpus_per_node
-    scripts = start.members[0].cpu_count + gpus
-    part = (node.cpu_count * gpus // node.gpu_count - scripts) // gpus
-    cpus = max(start.cpu_count, min(2 * start.cpu_count, part))
-    cpus = max(1, min(cpus, (node.cpu_count - node.cpus_allocated - scripts) // gpus))
-    if not start.mem_per_node_mib:
-        return replace(start, cpu_count=cpus)
-    scripts_mib = 2 * (member_mem_mib(start.members[0].original) or 0)
-    part_mib = min(node.mem_mib * gpus // node.gpu_count, node.mem_mib - node.mem_allocated_mib) - scripts_mib
-    mem_mib = max(start.mem_per_node_mib, min(2 * start.mem_per_node_mib, part_mib))
-    return replace(start, cpu_count=cpus, mem_per_node_mib=mem_mib)
-
-
 def within_limits(
     starts: Sequence[Action], room: SiteRoom, view: View, unlawful: Mapping[int, str]
 ) -> tuple[tuple[Action, ...], dict[int, str]]:
@@ -264,17 +216,6 @@ def within_limits(
             group, why = room.take_pilot(action)
             kept[index] = started_plain(action, why) if why else group
     return tuple(kept), refused
-
-
-def _with_room(action: Action, plan: Plan, room: SiteRoom, nodes: NodeRoom) -> Action:
-    """Give a group that takes turns, and whose memory the plan leaves to Muri, memory for those that join it later."""
-    match action:
-        case StartGroup(members=(_, _, *_) as members, mode="interleave") if not any(
-            plan.cpu_mem_shares.get(member.job_id) for member in members
-        ):
-            wider = nodes.widen(action)
-            return room.widen(action, wider) if wider != action else action
-    return action
 
 
 def _taken(action: Action, room: SiteRoom, view: View, unlawful: Mapping[int, str]) -> tuple[tuple[Action, ...], str]:
@@ -347,35 +288,28 @@ def shares_gpus(policy: Policy) -> bool:
     return policy.profile_use == "sharing" if rules is None else rules.max_group_size > 1
 
 
-def start_joinable(
-    solo: Solo, job: PlanJob, plan: Plan, cycle: Gathered, nodes: NodeRoom
-) -> StartGroup | ReleaseSolo | None:
+def start_joinable(solo: Solo, job: PlanJob, plan: Plan, cycle: Gathered, nodes: NodeRoom) -> StartGroup | ReleaseSolo:
     """Return the start of a job alone that others may join, or that is measured, as a group of one.
 
-    Where its node has no room for a pilot job it is released; None where the plan leaves it to Slurm to find GPUs.
+    Where its node has no room for a pilot job it is released.
     """
-    if not solo.node or job.profile is None:
-        return None
     what = MAY_BE_JOINED if may_join(cycle.config) else IS_MEASURED
-    share = nodes.take_joinable(cycle.view.jobs[solo.job_id], solo.node)
-    if isinstance(share, str):
-        release = release_solo(solo, plan, cycle)
-        return replace(release, reasons=(*release.reasons, _in_vain(what, share)))
     group = Group(
         (job.job_id,),
         solo.gpus,
         job.gpu_count,
-        job.profile.iteration_s,
+        cycle.known[job.job_id].planned_profile.iteration_s,
         1.0,
         {job.job_id: 1.0},
         (*solo.reasons, Reason(what)),
     )
-    start = start_group(group, plan, cycle)
-    if plan.cpu_mem_shares.get(job.job_id):
+    nodes.hold(cycle.view.jobs[job.job_id], solo.gpus, -1)
+    start, why = nodes.take_group(start_group(group, plan, cycle))
+    if not why:
         return start
-    if what == IS_MEASURED:  # no room for others
-        return replace(start, cpu_count=min(start.cpu_count, share.cpu_count))
-    return replace(start, cpu_count=share.cpu_count // start.gpus_per_node, mem_per_node_mib=share.mem_mib)
+    nodes.take_alone(cycle.view.jobs[solo.job_id], solo.gpus)
+    release = release_solo(solo, plan, cycle)
+    return replace(release, reasons=(*release.reasons, _in_vain(what, why)))
 
 
 def started_plain(start: StartGroup, why: str) -> ReleaseSolo:

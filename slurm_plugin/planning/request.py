@@ -50,7 +50,7 @@ def prepare(cycle: Gathered, profile_use: ProfileUse = "all", *, allocates_cpus:
         failed = ((job_id, each, unmeasured.get(each.key, each.failed)) for job_id, each in cycle.known.items())
         cycle = replace(cycle, known={job_id: each._replace(failed=why) for job_id, each, why in failed})
         ready = [cycle.known[job_id] for job_id in cycle.ready]
-    pending = [plan_job(each, room.places.of(each.job).name, cycle, room.largest_group) for each in ready]
+    pending = [plan_job(each, room.places.of(each.job).name, cycle, cycle.largest_group) for each in ready]
     unknown = {each.job.job_id for each in ready if each.profile is None}
     waiting = {**cycle.waiting, **_waiting_for_partners(pending, unknown, cycle)}
     in_dry_run = {
@@ -71,7 +71,7 @@ def prepare(cycle: Gathered, profile_use: ProfileUse = "all", *, allocates_cpus:
 
 
 GroupLimits = Callable[[ManagedJob, int], tuple[int, str]]
-"""Tells how large a group a job may be in, of so many jobs at most, and why no larger: `SiteRoom.largest_group`."""
+"""Tells how large a group a job may be in, of so many jobs at most, and why no larger: `Gathered.largest_group`."""
 
 
 def plan_job(known: KnownJob, partition: str, cycle: Gathered, limits: GroupLimits | None = None) -> PlanJob:

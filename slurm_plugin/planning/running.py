@@ -1,5 +1,6 @@
 """The request's running units, and the waiting jobs that may join them. Pure."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -13,11 +14,13 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.cycle_input import overran, took_s
 from muri.slurm_plugin.planning.gathered import Gathered, KnownJob, domain_of, running_alone
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table, with_measured_pairs
-from muri.slurm_plugin.planning.placement import Places, is_served
+from muri.slurm_plugin.planning.node_loads import Need, need_of
+from muri.slurm_plugin.planning.placement import is_served
 from muri.slurm_plugin.planning.request import Preparation, plan_job, sharing
 from muri.slurm_plugin.planning.site_limits import payer_of
 from muri.slurm_plugin.planning.slurm_requests import as_submitted
 from muri.slurm_plugin.planning.starts import Joiner, joins_together
+from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_reports import member_report, promise_broken, steady_company
 from muri.slurm_plugin.records.nodes import names_in
@@ -82,7 +85,8 @@ def _with_closed(running: tuple[Running, ...], jobs: Sequence[PlanJob], cycle: G
         for of_class in classes:
             known, group = cycle.known[of_class[0].job_id], cycle.view.group_of[unit.members[0].job_id]
             (join,) = joins_together([Joiner(known, 1.0, known.min_speed)], group, cycle, ())
-            if why := cycle.room.why_too_late(join):
+            need = need_of(known.job, max(1, known.job.node_count))
+            if why := cycle.room.why_too_late(join) or _why_no_cpus(group, (need,), cycle):
                 closed_to |= dict.fromkeys((job.job_id for job in of_class), why)
         units.append(replace(unit, closed_to=closed_to))
     return tuple(units)
@@ -115,7 +119,7 @@ def _group(group: RunningGroup, cycle: Gathered, nodes: Mapping[str, Node]) -> R
         largest = next((size - 1 for size in range(2, most + 1) if room.why_no_time(each.job, size, late_s)), most)
         members.append(replace(_running_job(each, cycle), largest_group=max(len(known), largest)))
     is_open = (
-        not why_closed(group, nodes, cycle.config)
+        not why_closed(group, nodes, cycle)
         and all(job.groupable and job.profile is not None for job in members)
         and len({job.domain for job in members}) == 1
         and all(homes(group) <= room.places.of(each.job).nodes for each in known)
@@ -123,10 +127,10 @@ def _group(group: RunningGroup, cycle: Gathered, nodes: Mapping[str, Node]) -> R
     return Running(
         tuple(members),
         _shares(pilot),
-        dict.fromkeys((job.job_id for job in members), _held_shares(pilot, 1 / len(members))),
+        {job.job_id: _held_shares(job, pilot, 1 / len(members)) for job in group.members},
         mode=group.mode,
         joinable=is_open,
-        spare_mem_gib=spare_mem_mib(group) / MIB_PER_GIB,
+        spare_mem_gib=spare_mem_gib(group, cycle) if is_open else 0.0,
         measured=measured_speeds(group),
     )
 
@@ -172,16 +176,14 @@ def homes(group: RunningGroup) -> frozenset[str]:
     return frozenset(names_in(group.pilot.nodes))
 
 
-def why_closed(group: RunningGroup, nodes: Mapping[str, Node], config: Config) -> str:
+def why_closed(group: RunningGroup, nodes: Mapping[str, Node], cycle: Gathered) -> str:
     """Return why no job can join a group now, "" when a fitting one can.
 
     Of `nodes`, by name, one that is missing takes no new work.
     """
-    members, grouping = group.members, config.grouping
+    members, config, grouping = group.members, cycle.config, cycle.config.grouping
     below_promise = promise_broken(group.pilot.reports.speeds)
     own = [nodes.get(name) for name in homes(group)]
-    # The script of a job on several GPUs is at most a task for each of them.
-    scripts = group.pilot.gpu_count // max(1, len(own))
     # A group that is starting or ending is left alone.
     checks = (
         (not may_join(config), NO_JOINING),
@@ -191,25 +193,40 @@ def why_closed(group: RunningGroup, nodes: Mapping[str, Node], config: Config) -
         (any(job.job_id in below_promise for job in members), "a member does not get the speed that it was promised"),
         (any(job.has_changed_limit for job in members), "a member's time limit was changed"),
         (any(node is None or not node.usable for node in own), "the group's node takes no new work"),
-        (
-            any(node is not None and node.cpu_count - node.cpus_allocated < scripts for node in own),
-            "the group's node has no CPU left for its script",
-        ),
+        (any(not _is_granted(job) for job in members), "an earlier version of Muri started the group"),
     )
-    return next((why for applies, why in checks if applies), "")
+    return next((why for applies, why in checks if applies), "") or _why_no_cpus(group, (Need(1),), cycle)
 
 
-def spare_mem_mib(group: RunningGroup) -> int:
-    """Return the memory of a pilot that no member has asked for; where none is set, jobs that ask for none may join."""
-    asked = sum(job.membership.original.mem_per_node_mib for job in group.members if job.membership is not None)
-    return max(0, group.pilot.mem_per_node_mib - asked)
+def _is_granted(job: ManagedJob) -> bool:
+    """Whether a member has its group's GPUs in its own job, as every new one does."""
+    return tags.token(job.admin_comment, tags.GRANT_PREFIX) is not None
 
 
-def _held_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
-    """A part of the CPUs and memory that a job holds on each of its nodes."""
-    names = sorted(names_in(job.nodes))
-    mem_gib = part * job.mem_per_node_mib / MIB_PER_GIB
-    return tuple(CpuMemShare(name, part * job.cpu_count / len(names), mem_gib) for name in names)
+def _why_no_cpus(group: RunningGroup, needs: Sequence[Need], cycle: Gathered) -> str:
+    """Return why the CPUs of a group's nodes, or their memory, do not suffice for a job that joins, "" when they do."""
+    pilot, limits = group.pilot, cycle.view.snapshot.limits.partition(group.pilot.partition)
+    layers = limits.oversubscribe if pilot.oversubscribe else 1
+    loads = [cycle.loads[name] for name in sorted(homes(group)) if name in cycle.loads]
+    found = ((load.name, load.why_not(needs, layers, counts_mem=limits.counts_mem)) for load in loads)
+    return next((f"the group's node {name} {why}" for name, why in found if why), "")
+
+
+def spare_mem_gib(group: RunningGroup, cycle: Gathered) -> float:
+    """Return the memory that is free on each of a group's nodes, infinite where Slurm does not count it."""
+    if not cycle.view.snapshot.limits.partition(group.pilot.partition).counts_mem:
+        return math.inf
+    free = [cycle.loads[name].mem_mib for name in homes(group) if name in cycle.loads]
+    return max(0, min(free, default=0)) / MIB_PER_GIB
+
+
+def _held_shares(job: Job, pilot: Job | None = None, part: float = 1.0) -> tuple[CpuMemShare, ...]:
+    """The CPUs and memory that a job holds on each of its nodes, and its part of those of its group's pilot."""
+    names = sorted(names_in(job.nodes if pilot is None else pilot.nodes))
+    cpus, mem_mib = float(job.cpu_count), float(job.mem_per_node_mib)
+    if pilot is not None:
+        cpus, mem_mib = cpus + part * pilot.cpu_count, mem_mib + part * pilot.mem_per_node_mib
+    return tuple(CpuMemShare(name, cpus / len(names), mem_mib / MIB_PER_GIB) for name in names)
 
 
 def _shares(job: Job) -> tuple[NodeShare, ...]:
@@ -347,21 +364,20 @@ def _with_numbers(node: FreeNode) -> FreeNode:
     return replace(node, islands=(free,) if free else (), topology=(ids,))
 
 
-def why_no_room(job: ManagedJob, group: RunningGroup, view: View, config: Config, places: Places) -> str:
+def why_no_room(job: ManagedJob, group: RunningGroup, cycle: Gathered) -> str:
     """Return why a job cannot join a group now, "" when it can."""
     pilot, domain = group.pilot, domain_of(job)
     if (job.uid, job.partition) != (pilot.uid, pilot.partition):
         return "the group belongs to another user or partition"
     if any(domain_of(as_submitted(member, pilot)) != domain for member in group.members):
         return f"the group does not belong to {domain}"
-    if why := why_closed(group, view.node_index.by_name, config):
+    if why := why_closed(group, cycle.view.node_index.by_name, cycle):
         return why
     if (job.gpu_count, max(1, job.node_count)) != (pilot.gpu_count, len(homes(group))):
         return "the group is not on as many GPUs and nodes"
-    if not homes(group) <= places.of(job).nodes:
+    if not homes(group) <= cycle.room.places.of(job).nodes:
         return "the job may not run on the group's node"
-    fits = job.mem_per_node_mib <= spare_mem_mib(group)
-    return "" if fits else "the group's job has not asked for enough host memory for both"
+    return _why_no_cpus(group, (need_of(job, max(1, job.node_count)),), cycle)
 
 
 def has_a_task_per_gpu(planned: PlanJob, job: Job) -> bool:

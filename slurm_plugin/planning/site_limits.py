@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.placement import Places, ends_at_s
-from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
+from muri.slurm_plugin.planning.slurm_requests import member_mem_mib, pilot_mem_mib
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.limits import Association, Limits, Qos, SiteLimits
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
@@ -311,12 +311,13 @@ class SiteRoom:
         return self._before_reservations(job, largest, why) if self.places.are_set_aside else (largest, why)
 
     def _why_not(self, job: ManagedJob, size: int) -> str:
-        """Why a job cannot be in a group of this many jobs like itself, whose pilot has the least that it may have."""
+        """Why a job cannot be in a group of this many jobs like itself."""
         if why := self.why_no_time(job, size):
             return why
-        ranks, asked, payer = max(1, job.gpu_count), _asked_by(job), payer_of(job)
-        tres = {**asked, "cpu": -(-job.given_cpus // ranks) * ranks, "mem": asked["mem"] * size}
-        pilot = _Start(payer._replace(qos=self._pilot_qos or payer.qos), tres, True, max(1, job.node_count))
+        payer, nodes = payer_of(job), max(1, job.node_count)
+        mem_mib = nodes * pilot_mem_mib([job], job.gpus_per_node, self._limits.partition(job.partition))
+        tres = {**_asked_by(job), "cpu": max(1, job.gpu_count), "mem": mem_mib}
+        pilot = _Start(payer._replace(qos=self._pilot_qos or payer.qos), tres, True, nodes)
         allowed = self._why_not_allowed(pilot, pilot_limit_s(job, size))
         return allowed or self._why_not_together([pilot, *([_member_like(job)] * size)])
 
@@ -356,19 +357,21 @@ class SiteRoom:
         why = self._why_not_allowed(start, time_limit_s) or self._why_not_together([start])
         return why or self._take([start])
 
-    def capped(self, group: StartGroup, of_shared: int = 1) -> StartGroup:
+    def capped(self, group: StartGroup) -> StartGroup:
         """Return a group whose pilot has no more CPUs and memory than is allowed now.
 
-        CPUs and memory beyond its members' requests are cut. It keeps the CPUs of the largest request, and the
-        memory of all: with less, members would be worse off than alone, and `take_group` says why it cannot start.
-        Where Slurm allows only so much memory for each CPU, it has as many CPUs as the members' memory takes.
+        What is beyond the requests of members that run as threads, in the pilot, is cut. It keeps the CPUs of the
+        largest of these, and the memory of all: with less, they would be worse off than alone, and `take_group` says
+        why it cannot start. Where Slurm allows only so much memory for each CPU, it has as many CPUs as its memory
+        takes.
         """
+        asked = [member.original for member in group.members if member.isolation == "thread"]
         starts = self._starts(group)
         ranks = group.gpus_per_node * group.node_count
-        asked_cpus = max(-(-member.original.cpu_count // ranks) for member in group.members)
-        asked_mib = sum(member.original.mem_per_node_mib for member in group.members)
-        cpu_count = min(group.cpu_count, max(asked_cpus, self._most("cpu", group, starts, of_shared) // ranks))
-        mem_mib = max(asked_mib, self._most("mem", group, starts, of_shared) // group.node_count)
+        asked_cpus = max((-(-each.cpu_count // ranks) for each in asked), default=group.cpu_count)
+        asked_mib = sum(each.mem_per_node_mib for each in asked) if asked else group.mem_per_node_mib
+        cpu_count = min(group.cpu_count, max(asked_cpus, self._most("cpu", group, starts) // ranks))
+        mem_mib = max(asked_mib, self._most("mem", group, starts) // group.node_count)
         per_rank_mib = self._limits.partition(group.partition).max_mem_per_cpu_mib or 0
         per_rank_mib *= group.gpus_per_node
         if per_rank_mib:
@@ -376,7 +379,7 @@ class SiteRoom:
             mem_mib = max(asked_mib, min(mem_mib, cpu_count * per_rank_mib))
         return replace(group, cpu_count=cpu_count, mem_per_node_mib=min(group.mem_per_node_mib, mem_mib))
 
-    def _most(self, resource: str, group: StartGroup, starts: Sequence[_Start], of_shared: int) -> int:
+    def _most(self, resource: str, group: StartGroup, starts: Sequence[_Start]) -> int:
         """How much of a resource a group's pilot may have now; `starts` are the pilot and the members."""
         pilot, *members = starts
         rules = self._of(pilot.payer)
@@ -388,7 +391,7 @@ class SiteRoom:
         for limit in rules.together:
             if limit.resource == resource:
                 counted = limit.jobs, resource
-                most.append(limit.most // of_shared - others - self._used[counted] - self._promised[counted])
+                most.append(limit.most - others - self._used[counted] - self._promised[counted])
         return max(0, min(most, default=pilot.tres[resource]))
 
     def take_group(self, group: StartGroup) -> str:
@@ -412,7 +415,7 @@ class SiteRoom:
         """
         alone = _alone(self._view.jobs[group.members[0].job_id])
         self._count(alone, -1)
-        group = self.capped(group, of_shared=2)
+        group = self.capped(group)
         why = self._why_crowded(self._starts(group)[0].payer) or self.take_group(group)
         if why:
             self._count(alone)
@@ -426,16 +429,6 @@ class SiteRoom:
                     "would count like a job"
                 )
         return ""
-
-    def widen(self, group: StartGroup, wider: StartGroup) -> StartGroup:
-        """Give a group that is counted more memory for those that join it, by the same rule."""
-        for start in self._starts(group):
-            self._count(start, -1)
-        wider = self.capped(wider, of_shared=2)
-        found = group if self._why_not_startable(wider) else wider
-        for start in self._starts(found):
-            self._count(start)
-        return found
 
     def take_join(self, join: Join) -> str:
         """Count a job that joins a running group; return why it cannot, "" when it does."""
@@ -550,8 +543,11 @@ class SiteRoom:
         return [_Start(payer, tres, True, nodes), *(self._member(each, nodes) for each in group.members)]
 
     def _member(self, member: MemberPlan, node_count: int) -> _Start:
-        mem_mib = (member_mem_mib(member.original) or 0) * node_count
-        return _Start(payer_of(self._view.jobs[member.job_id]), {"cpu": member.cpu_count, "mem": mem_mib})
+        mem_mib = member_mem_mib(member.original) or 0
+        if member.isolation == "process":
+            mem_mib = member.original.mem_per_node_mib
+        tres = {"cpu": member.cpu_count, "mem": mem_mib * node_count}
+        return _Start(payer_of(self._view.jobs[member.job_id]), tres)
 
 
 def pilot_limit_s(job: Job, size: int) -> int:
@@ -585,9 +581,8 @@ def _alone(job: Job) -> _Start:
 
 
 def _member_like(job: Job) -> _Start:
-    """A job as a member, before there is a plan."""
-    mem_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB) * max(1, job.node_count)
-    return _Start(payer_of(job), {"cpu": job.task_count, "mem": mem_mib})
+    """A job as a member, before there is a plan: without its GPUs."""
+    return _Start(payer_of(job), {"cpu": job.given_cpus, "mem": job.mem_per_node_mib * max(1, job.node_count)})
 
 
 def _asked_by(job: Job) -> dict[str, int]:

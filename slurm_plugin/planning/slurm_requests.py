@@ -14,6 +14,7 @@ from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, Sta
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
 from muri.slurm_plugin.records.comment_tags import MemoryRetry, encode_words
+from muri.slurm_plugin.records.limits import PartitionLimits
 from muri.slurm_plugin.records.roles import ManagedJob, View, without_gate
 
 # Variables of the submission that describe the old job, or would mark the new one for Muri.
@@ -26,7 +27,17 @@ DRY_RUN_NAME: Final = "muri-dryrun"
 _NO_CHANGE: Final = JobChange()
 
 MEMBER_MEM_MIB: Final = 512
-"""Memory of a member's own batch script while the runtime does its work."""
+"""Memory of the batch script of a member whose work runs as a thread, in its pilot job."""
+
+PILOT_MEM_MIB: Final = 512
+"""Memory of a pilot job for each of its GPUs, where its members work in their own jobs: Muri's processes there, a
+runtime for each GPU, stay below 200 MiB; the rest absorbs the page cache that Slurm counts, too."""
+
+
+def pilot_mem_mib(jobs: Iterable[Job | tags.Original], gpus_per_node: int, partition: PartitionLimits) -> int:
+    """Return the memory on each node of a pilot whose members work in their own jobs; 0 where no job asks for any."""
+    asks = partition.counts_mem or any(job.mem_per_node_mib for job in jobs)
+    return PILOT_MEM_MIB * gpus_per_node if asks else 0
 
 
 def pilot_name(members: Iterable[int]) -> str:
@@ -90,6 +101,7 @@ def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping
         time_limit_s=action.time_limit_s,
         required_nodes=action.node,
         reservation=action.reservation,
+        oversubscribe=action.oversubscribe,
         admin_comment=tags.with_token(tag, tags.MODE_PREFIX, "plain") if action.mode == "plain" else tag,
     )
 
@@ -174,7 +186,9 @@ def original_request(job: ManagedJob, why: str = "") -> JobChange:
     """Return the change that gives a job its own request back and lets it start at once."""
     if job.membership is None:
         own = JobChange() if job.given is None else reset_change(job, job.given.original)
-        return replace(own, start_now=True)
+        told = job.admin_comment if own.admin_comment is None else own.admin_comment
+        comment = without_membership(told)
+        return replace(own, start_now=True, admin_comment=own.admin_comment if comment == told else comment)
     original = job.membership.original
     return replace(
         _own_cpus_and_memory(job, original),
@@ -183,10 +197,14 @@ def original_request(job: ManagedJob, why: str = "") -> JobChange:
         dependency="" if job.dependency in {"", f"after:{job.membership.pilot}"} else None,
         start_now=True,
         time_limit_s=None if job.has_changed_limit else original.time_limit_s or None,
-        admin_comment=tags.with_plan(
-            tags.with_token(job.admin_comment, tags.STATE_PREFIX, None), tags.Planned((why,)) if why else None
-        ),
+        oversubscribe=None if job.oversubscribe == original.oversubscribe else original.oversubscribe,
+        admin_comment=tags.with_plan(without_membership(job.admin_comment), tags.Planned((why,)) if why else None),
     )
+
+
+def without_membership(admin_comment: str) -> str:
+    """Return an AdminComment that makes its job no group's member, and grants it no pilot's GPUs."""
+    return tags.with_token(tags.with_token(admin_comment, tags.STATE_PREFIX, None), tags.GRANT_PREFIX, None)
 
 
 def placed(job: ManagedJob, place: tags.Place) -> JobChange:
@@ -229,25 +247,34 @@ class GroupPlace:
     pilot: int  # The pilot job of its group
     node: str  # Where that runs: a node, or a folded list of them
     why: tuple[str, ...]  # Why the group was formed, or why the job joins it
+    oversubscribe: bool = False  # Whether the jobs of the group share their CPUs
 
 
 def member_change(
     member: MemberPlan, place: GroupPlace, job: Job, *, no_gpus: str, memory_retry: MemoryRetry = MemoryRetry.ALONE
 ) -> JobChange:
-    """Return the change that makes a held job a member: without GPUs, behind its group's pilot job."""
+    """Return the change that makes a held job a member: without GPUs of its own, behind its group's pilot job.
+
+    It keeps its CPUs, tasks and memory, unless its work runs as a thread, in the pilot job. CPUs that Slurm gives it
+    only for its GPUs are asked for by their number.
+    """
     limit_s = 60 * whole_minutes(member.time_limit_s)
     state = tags.MemberState(place.pilot, member.original, member.accumulate_steps, limit_s, member.min_speed)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
+    comment = tags.with_token(comment, tags.GRANT_PREFIX, str(place.pilot))
+    is_thread, comes_with_gpus = member.isolation == "thread", job.given_cpus != job.cpu_count
+    each_task = job.given_cpus // job.task_count if job.task_count > 1 else None
     kind = (f"{member.isolation}: {member.isolation_why}",) if member.isolation_why else ()
     planned = tags.Planned((*place.why, *kind), member.speed, member.solo_iteration_s, member.estimated)
     return JobChange(
         gpu_request=no_gpus,
         required_nodes=place.node,
-        cpu_count=member.cpu_count,
-        cpus_per_task=1,
+        cpu_count=member.cpu_count if is_thread else job.given_cpus if comes_with_gpus else None,
+        cpus_per_task=1 if is_thread else each_task if comes_with_gpus else None,
         dependency=f"after:{place.pilot}",
-        mem_per_node_mib=member_mem_mib(member.original),
+        mem_per_node_mib=member_mem_mib(member.original) if is_thread else None,
         time_limit_s=limit_s or None,
+        oversubscribe=place.oversubscribe if place.oversubscribe != job.oversubscribe else None,
         admin_comment=tags.with_plan(with_memory_retry(comment, memory_retry), planned),
     )
 
@@ -320,7 +347,7 @@ def _own_cpus_and_memory(job: Job, original: tags.Original) -> JobChange:
 
 
 def member_mem_mib(original: tags.Original) -> int | None:
-    """Return the memory that a member keeps for its batch script, None to leave it as it is."""
+    """Return the memory that a thread's job keeps for its batch script, None to leave it as it is."""
     return min(original.mem_per_node_mib, MEMBER_MEM_MIB) if original.mem_per_node_mib else None
 
 
@@ -341,6 +368,7 @@ def asked_by(job: Job) -> tags.Original:
         mem_per_node_mib=job.mem_per_node_mib,
         time_limit_s=job.time_limit_s,
         mem_per_cpu_mib=job.mem_per_cpu_mib,
+        oversubscribe=job.oversubscribe,
     )
 
 
@@ -369,4 +397,5 @@ def with_request(job: ManagedJob, original: tags.Original, gpu_count: int) -> Ma
         mem_per_node_mib=original.mem_per_node_mib,
         mem_per_cpu_mib=original.mem_per_cpu_mib,
         time_limit_s=original.time_limit_s,
+        oversubscribe=original.oversubscribe,
     )

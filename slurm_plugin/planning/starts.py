@@ -14,8 +14,9 @@ from muri.slurm_plugin.config import Allocation, Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import Knowledge
 from muri.slurm_plugin.planning.gathered import Gathered, KnownJob
+from muri.slurm_plugin.planning.node_loads import Need
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
-from muri.slurm_plugin.planning.slurm_requests import as_submitted, asked_by
+from muri.slurm_plugin.planning.slurm_requests import as_submitted, asked_by, pilot_mem_mib
 from muri.slurm_plugin.records.cluster import Job, Node, NodeIndex
 from muri.slurm_plugin.records.nodes import folded
 from muri.slurm_plugin.records.roles import ManagedJob, RunningGroup
@@ -118,16 +119,13 @@ def start_group(group: Group, plan: Plan, cycle: Gathered) -> StartGroup:
         )
         for each, kind in zip(known, kinds, strict=True)
     )
-    thread = next((each for each, kind in zip(known, kinds, strict=True) if kind.kind == "thread"), None)
+    threads = [each for each, kind in zip(known, kinds, strict=True) if kind.kind == "thread"]
     whys = ((each.job.job_id, why_estimated(each.planned_profile)) for each in known)
     estimated = (f"job {job_id}: {why}" for job_id, why in whys if why)
     gpus_per_node = group.gpu_count // len(nodes)
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
-    shares = [plan.cpu_mem_shares.get(job.job_id, ()) for job in jobs]
-    # A plan assumes one member at a time on the CPUs; members that share without turns compute all at once.
-    least_cpus = cpus_side_by_side(jobs, nodes[0]) if group.mode == "plain" else 0
-    cpus = max(least_cpus, group_cpus(shares, cycle.config.allocation))
+    pilot = pilot_size(members, [each.job for each in threads], nodes, gpus_per_node, plan, cycle)
     return StartGroup(
         members=members,
         node=folded({node.name for node in nodes}),
@@ -138,8 +136,8 @@ def start_group(group: Group, plan: Plan, cycle: Gathered) -> StartGroup:
         account=first.account,
         qos=first.qos,
         gpu_request=first.gpu_request,
-        cpu_count=cpus_of_a_rank(jobs, nodes, gpus_per_node, cpus),
-        mem_per_node_mib=group_mem_mib(jobs, shares, cycle.config.allocation),
+        cpu_count=pilot.cpus,
+        mem_per_node_mib=pilot.mem_mib,
         time_limit_s=0 if 0 in limits else max(limits) + PILOT_EXTRA_S,
         efficiency=group.efficiency,
         period_s=group.period_s,
@@ -148,8 +146,30 @@ def start_group(group: Group, plan: Plan, cycle: Gathered) -> StartGroup:
         gpus_per_node=gpus_per_node,
         mode=group.mode,
         reservation=first.reservation,
-        python="" if thread is None else cycle.knowledge.pythons.of_job(thread.job, thread.key) or "",
+        python=cycle.knowledge.pythons.of_job(threads[0].job, threads[0].key) or "" if threads else "",
     )
+
+
+def pilot_size(
+    members: Sequence[MemberPlan],
+    threads: Sequence[Job],
+    nodes: Sequence[Node],
+    gpus_per_node: int,
+    plan: Plan,
+    cycle: Gathered,
+) -> Need:
+    """Return the CPUs of each of a pilot's tasks, one for each GPU, and its memory on each node.
+
+    It needs little for itself; `threads` work in it, with their requests or the plan's shares.
+    """
+    partition = cycle.view.snapshot.limits.partition(cycle.view.jobs[members[0].job_id].partition)
+    if threads:
+        shares, allocation = [plan.cpu_mem_shares.get(job.job_id, ()) for job in threads], cycle.config.allocation
+        beside = (member.cpu_count for member in members if member.isolation == "process")
+        taken = sum(-(-cpus // len(nodes)) for cpus in beside) if partition.oversubscribe < 2 else 0
+        cpus = cpus_of_a_rank(threads, nodes, gpus_per_node, taken, group_cpus(shares, allocation))
+        return Need(cpus, group_mem_mib(threads, shares, allocation))
+    return Need(1, pilot_mem_mib([member.original for member in members], gpus_per_node, partition))
 
 
 def _nodes(shares: Sequence[NodeShare | CpuMemShare], index: NodeIndex) -> list[Node]:
@@ -180,7 +200,7 @@ def _member_plan(joiner: Joiner, knowledge: Knowledge, time_limit_s: int, isolat
         solo_iteration_s=None if profile.says_nothing_of_model else profile.iteration_s,
         speed=joiner.speed,
         time_limit_s=time_limit_s,
-        cpu_count=job.task_count,
+        cpu_count=job.task_count if isolation.kind == "thread" else job.given_cpus,
         gpu_mem_gib=knowledge.gpu_mem_gib.get(job.job_id, profile.gpu_mem_gib),
         estimated=profile.is_estimate,
         min_speed=joiner.min_speed,
@@ -189,28 +209,19 @@ def _member_plan(joiner: Joiner, knowledge: Knowledge, time_limit_s: int, isolat
     )
 
 
-def cpus_of_a_rank(jobs: Sequence[Job], nodes: Sequence[Node], gpus_per_node: int, planned: int = 0) -> int:
-    """Return the CPUs of each task of a pilot, as far as the nodes have them.
+def cpus_of_a_rank(
+    threads: Sequence[Job], nodes: Sequence[Node], gpus_per_node: int, taken: int = 0, planned: int = 0
+) -> int:
+    """Return the CPUs of each task of a pilot in which members run as threads, as far as the nodes have them.
 
-    Each member's own processes need a CPU per task beside the pilot.
+    Each thread's own job needs a CPU per task beside the pilot, other members have `taken` some on each node.
     """
-    kept = sum(-(-job.task_count // len(nodes)) for job in jobs)
-    spare = min(node.cpu_count - node.cpus_allocated for node in nodes) - kept
-    wanted = max(-(-job.given_cpus // (len(nodes) * gpus_per_node)) for job in jobs)
+    kept = sum(-(-job.task_count // len(nodes)) for job in threads)
+    spare = min(node.cpu_count - node.cpus_allocated for node in nodes) - kept - taken
+    wanted = max(-(-job.given_cpus // (len(nodes) * gpus_per_node)) for job in threads)
     if planned:
         wanted = (planned - kept) // gpus_per_node
     return max(1, min(wanted, spare // gpus_per_node))
-
-
-def cpus_side_by_side(jobs: Sequence[Job], node: Node) -> int:
-    """Return the CPUs for members on one GPU that share without turns, those of their batch scripts included.
-
-    All of them compute at once: the sum of their requests, as far as the GPU's part of its node goes, and never
-    less than the largest request alone.
-    """
-    asked = [job.given_cpus for job in jobs]
-    part = node.cpu_count // max(1, node.gpu_count) - len(jobs)
-    return len(jobs) + max(*asked, min(sum(asked), part))
 
 
 def share_of(
@@ -251,14 +262,14 @@ def _mem_mib(job: Job, mem_gib: float, allocation: Allocation) -> int:
 
 
 def group_cpus(shares: Sequence[Sequence[CpuMemShare]], allocation: Allocation) -> int:
-    """Return the CPUs on each node that a plan gives a group's members together, 0 where it does not say."""
+    """Return the CPUs on each node that a plan gives a group's threads together, 0 where it does not say."""
     if allocation.cpus == "off" or not all(shares):
         return 0
     return math.floor(sum(min(share.cpus for share in planned) for planned in shares) + _SLACK)
 
 
 def group_mem_mib(jobs: Sequence[Job], shares: Sequence[Sequence[CpuMemShare]], allocation: Allocation) -> int:
-    """Return the memory on each node for a group: what its members asked for, or the plan's if that is more."""
+    """Return the memory on each node for a group's threads: their requests, or the plan's share if that is more."""
     asked_mib = sum(job.mem_per_node_mib for job in jobs)
     if allocation.memory == "off" or not asked_mib or not all(shares):
         return asked_mib
@@ -303,6 +314,7 @@ def joins_together(
             pilot_limit_s,
             (*reasons, *filter(None, (why_estimated(joiner.known.planned_profile),))),
             joining=len(joiners),
+            oversubscribe=pilot.oversubscribe,
         )
         for joiner, member in zip(joiners, members, strict=True)
     )

@@ -63,7 +63,7 @@ def with_report(admin_comment: str, report: SharingReport) -> str:
 
     None of Muri's words in it holds a quote: sacctmgr makes backquotes of them.
     """
-    for prefix in (tags.STATE_PREFIX, tags.GIVEN_PREFIX):
+    for prefix in (tags.STATE_PREFIX, tags.GRANT_PREFIX, tags.GIVEN_PREFIX):
         admin_comment = tags.with_token(admin_comment, prefix, None)
     words = {
         "pilot": report.pilot,

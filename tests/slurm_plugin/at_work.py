@@ -40,13 +40,15 @@ def behind_pilot(number: int, *members: Job, own_s: int = 0, promise: float = 0.
     node, pilot_id, ids = f"n{number}", 1000 + number, tuple(job.job_id for job in members)
     at_work = {"state": JobState.RUNNING, "held": False, "reason": "", "nodes": node, "start_s": NOW_S - 600}
     tag = tags.PILOT_PREFIX + tags.format_pilot(f"t{number}", ids)
-    jobs = [make_job(pilot_id, **{"time_limit_s": HOUR_S + 600, "admin_comment": tag, **at_work, **pilot})]
+    asks = {"time_limit_s": HOUR_S + 600, "cpu_count": members[0].gpu_count, "admin_comment": tag}
+    jobs = [make_job(pilot_id, **{**asks, **at_work, **pilot})]
     for job in members:
         own = replace(asked_by(job), time_limit_s=own_s or job.time_limit_s)
         state = tags.format_state(tags.MemberState(pilot_id, own, limit_s=job.time_limit_s, min_speed=promise))
         planned = tags.Planned(("it runs",), 0.9, 1.0)
-        comment = tags.with_plan(f"{job.admin_comment} {tags.STATE_PREFIX}{state}", planned)
-        taken = {"gpu_count": 0, "gpu_request": "", "cpu_count": 1, "required_nodes": node}
+        words = f"{tags.STATE_PREFIX}{state} {tags.GRANT_PREFIX}{pilot_id}"
+        comment = tags.with_plan(f"{job.admin_comment} {words}", planned)
+        taken = {"gpu_count": 0, "gpu_request": "", "required_nodes": node}
         jobs.append(replace(job, admin_comment=comment, **taken, **at_work))
     return jobs
 

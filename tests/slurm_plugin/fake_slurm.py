@@ -47,7 +47,7 @@ def behind_license(job: Job) -> Job:
 def make_node(name: str, **changes: Any) -> Node:
     """A node with two free GPUs."""
     node = Node(
-        name=name, usable=True, state="IDLE", partitions=("main",), cpu_count=16, cpus_allocated=0, gpu_count=2,
+        name=name, usable=True, state="IDLE", partitions=("main",), cpu_count=32, cpus_allocated=0, gpu_count=2,
         gpus_allocated=0, gpu_type="gpu",
     )  # fmt: skip
     return replace(node, **changes)
@@ -71,6 +71,47 @@ def _call(name: str) -> Any:
         return result
 
     return call
+
+
+class FakeCpus:
+    """The CPUs of one node by number, given out as select/cons_tres does; jobs that share lie in layers."""
+
+    def __init__(self, cpu_count: int, core_cpus: int = 1) -> None:
+        self._all = frozenset(range(cpu_count))
+        self._core_cpus = core_cpus
+        self._held: dict[int, tuple[frozenset[int], bool]] = {}
+
+    def used(self) -> frozenset[int]:
+        """CPUs that at least one job holds."""
+        return frozenset().union(*(cpus for cpus, _ in self._held.values()))
+
+    def end(self, job_id: int) -> None:
+        """Take a job's CPUs back."""
+        self._held.pop(job_id, None)
+
+    def start(self, job_id: int, cpus: int, layers: int = 1) -> bool:
+        """Give a job its CPUs, in one of so many layers where it shares; False where there are too few."""
+        cpus += -cpus % self._core_cpus
+        chosen = self._chosen(cpus, layers)
+        if chosen is not None:
+            self._held[job_id] = chosen, layers > 1
+        return chosen is not None
+
+    def _chosen(self, cpus: int, layers: int) -> frozenset[int] | None:
+        if layers > 1 and not all(shares for _, shares in self._held.values()):
+            return None
+        free = [self._all - self.used()]  # idle CPUs go first
+        free += [self._all - layer for layer in self._layers(layers)] if layers > 1 else []
+        return next((frozenset(sorted(each)[:cpus]) for each in free if len(each) >= cpus), None)
+
+    def _layers(self, count: int) -> list[frozenset[int]]:
+        """The layers as Slurm builds them anew after each end: jobs by their first CPU, then by size; fullest first."""
+        found: list[frozenset[int]] = [frozenset()] * count
+        for cpus in sorted((cpus for cpus, _ in self._held.values()), key=lambda each: (min(each), len(each))):
+            index = next((index for index, layer in enumerate(found) if not layer & cpus), -1)
+            found[index] |= cpus
+            found.sort(key=len, reverse=True)
+        return found
 
 
 class FakeSlurm:
@@ -101,6 +142,7 @@ class FakeSlurm:
         self.before_call: Callable[[str], None] = lambda name: None
         self.after_call: Callable[[str], None] = lambda name: None
         self._next_id = max([job.job_id for job in jobs], default=0) + 100
+        self._cpus: dict[str, FakeCpus] = {}
 
     @contextmanager
     def killing(self, side: str, nth: int) -> Iterator[None]:
@@ -130,7 +172,14 @@ class FakeSlurm:
 
     def snapshot(self) -> Snapshot:
         free = self.free()
-        nodes = tuple(replace(n, gpus_allocated=n.gpu_count - free[name]) for name, n in sorted(self.nodes.items()))
+        nodes = tuple(
+            replace(
+                node,
+                gpus_allocated=node.gpu_count - free[name],
+                cpus_allocated=node.cpus_allocated + len(self._cpus_of(name).used()),
+            )
+            for name, node in sorted(self.nodes.items())
+        )
         jobs = tuple(self.jobs[job_id] for job_id in sorted(self.jobs))
         lease = Reservation(GATE_LICENSE, "", 0.0, self.lease_end_s, ("LICENSE_ONLY",), f"{GATE_LICENSE}:1000000")
         reservations = (*self.reservations, *((lease,) if self.lease_end_s > self.now_s else ()))
@@ -201,7 +250,17 @@ class FakeSlurm:
         if job.state is JobState.RUNNING:  # as Slurm does
             begin_s = self.now_s + CRED_EXPIRE_S
             times = {"restart_count": job.restart_count + 1, "begin_s": begin_s, "submit_s": self.now_s}
+        self._free_cpus(job_id)
         self._update(job_id, state=JobState.PENDING, nodes="", start_s=0.0, **times)
+
+    def _cpus_of(self, name: str) -> FakeCpus:
+        """The CPUs of a node, beside those that it says others hold."""
+        node = self.nodes[name]
+        return self._cpus.setdefault(name, FakeCpus(node.cpu_count - node.cpus_allocated, node.threads_per_core))
+
+    def _free_cpus(self, job_id: int) -> None:
+        for cpus in self._cpus.values():
+            cpus.end(job_id)
 
     def _cancel(self, job_id: int) -> None:
         self.end(job_id, state=JobState.CANCELLED)
@@ -216,6 +275,7 @@ class FakeSlurm:
         """End jobs."""
         for job_id in job_ids:
             if self.jobs[job_id].state.is_active:
+                self._free_cpus(job_id)
                 self._update(job_id, state=state, end_s=self.now_s)
 
     def let_work(self, cycle: Callable[[], object], jobs: Collection[int]) -> None:
@@ -253,7 +313,10 @@ class FakeSlurm:
             ):
                 free = self.free()
                 names = [job.required_nodes] if job.required_nodes else sorted(self.nodes)
-                if name := next((name for name in names if free[name] >= job.gpu_count), ""):
+                layers = self.limits.partition(job.partition).oversubscribe if job.oversubscribe else 1
+                fitting = (name for name in names if free[name] >= job.gpu_count)
+                taken = (name for name in fitting if self._cpus_of(name).start(job.job_id, job.given_cpus, layers))
+                if name := next(taken, ""):
                     self._start(job, name)
 
     def _in_order(self) -> list[Job]:

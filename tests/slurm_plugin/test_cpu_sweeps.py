@@ -122,8 +122,8 @@ def planned_with(make_controller, reads=None, detail=None, cpus=None):
 def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller, store):
     slurm = planned_with(make_controller)
     (asked,) = slurm.submitted.values()
-    assert (asked.cpu_count, asked.time_limit_s) == (8, 660)  # two of four GPUs' shares of 16 CPUs
-    assert "--sweep 4 8" in asked.script
+    assert (asked.cpu_count, asked.time_limit_s) == (16, 660)  # two of four GPUs' shares of 32 CPUs
+    assert "--sweep 4 16" in asked.script
     (found,) = stored(store)
     assert (found.name, found.cpu.saturating_cpus, found.process_gib) == (str(KEY), 5, 2.5)
     assert slurm.jobs[2].cpu_count == 5
@@ -132,7 +132,7 @@ def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller
 @pytest.mark.parametrize(
     "told",
     [
-        {"points": [[16, 5.0, 0.01, 1]], "least": 16, "open": 0, "runs": 1},  # the dry run had 8
+        {"points": [[32, 5.0, 0.01, 1]], "least": 32, "open": 0, "runs": 1},  # the dry run had 16
         {"points": [[4, -5.0, 0.01, 1]], "least": 4, "open": 0, "runs": 1},
         {"points": [[4, 5.0]], "least": 4},
         {"points": 7},

@@ -16,7 +16,7 @@ from muri.slurm_plugin.config import Config, ConfigError, load_config
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState, load_snapshot
 from muri.slurm_plugin.records.journal import Journal
-from muri.slurm_plugin.renamed import FIXED_KEYS, OLD_KEYS, POLICY_KEYS
+from muri.slurm_plugin.renamed import FIXED_KEYS, GONE_KEYS, OLD_KEYS, POLICY_KEYS
 
 OF_0_2 = Path(__file__).parent / "fixtures" / "0.2"
 PILOT, JOINING = 102, 4
@@ -91,7 +91,16 @@ def test_a_file_with_every_key_of_0_2_as_shipped_is_the_configuration_of_0_3(tmp
     path = tmp_path / "muri.yaml"
     path.write_text((OF_0_2 / "muri.yaml").read_text().replace("/usr/lib/muri/python", sys.executable))
     told = checked(path)
-    assert all(f"{key}: removed in 0.3: " in told for key in (*FIXED_KEYS, *POLICY_KEYS))
+    assert all(f"{key}: removed in 0.3: " in told for key in (*FIXED_KEYS, *POLICY_KEYS, *GONE_KEYS))
+
+
+def test_a_key_without_any_meaning_left_may_have_any_value(tmp_path):
+    path = tmp_path / "muri.yaml"
+    path.write_text(f"node_python: {sys.executable}\ngrouping: {{joinable_share: 0.5}}\n")
+    assert load_config(path) == Config()
+    assert "grouping.joinable_share: removed in 0.3: members bring their own CPUs and memory; take it out" in checked(
+        path
+    )
 
 
 @pytest.mark.parametrize(

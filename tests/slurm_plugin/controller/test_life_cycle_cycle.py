@@ -180,7 +180,7 @@ def test_a_waiting_job_joins_the_group_at_work(make_controller):
     "change",
     [
         {"uid": 1002, "user": "bob"},
-        {"mem_per_node_mib": 4000},
+        {"cpu_count": 33},
         {"gpu_count": 2, "gpu_request": "gres/gpu:2"},
         {"can_requeue": False},
     ],

@@ -9,7 +9,6 @@ import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_license, make_job, make_node, one_cycle, one_gpu, pilots
 
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, SubmissionTimeoutError
-from muri.slurm_plugin.planning.actions import StartGroup
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.journal import EXCLUSION, Journal
@@ -140,14 +139,13 @@ def starting(slurm: FakeSlurm) -> list[int]:
 @pytest.mark.parametrize(
     "limits",
     [
-        site(qos=Limits(max_tres_per_job=(Tres("mem", 65536),))),
         site(qos=Limits(max_tres_per_user=(Tres("mem", 65536),))),
-        site(association=Limits(max_tres_per_job=(Tres("mem", 65536),))),
-        replace(site(), partitions=(PartitionLimits("main", max_mem_per_node_mib=65536),)),
+        site(qos=Limits(grp_tres=(Tres("mem", 65536),))),
+        site(association=Limits(grp_tres=(Tres("mem", 65536),))),
     ],
-    ids=["qos", "qos, each user", "association", "partition"],
+    ids=["qos, each user", "qos", "association"],
 )
-def test_jobs_whose_pilot_would_have_too_much_memory_run_alone_and_hold_nobody_up(make_controller, policy, limits):
+def test_jobs_that_would_have_too_much_memory_together_run_alone_and_hold_nobody_up(make_controller, policy, limits):
     """They and the job of another user behind them get the only GPU one after the other."""
     bob = behind_license(make_job(9, user="bob", uid=1002, admin_comment="muri:alone=1", submit_s=NOW_S))
     nodes = [make_node("n1", gpu_count=1, cpu_count=64, mem_mib=500_000)]
@@ -165,23 +163,35 @@ def test_jobs_whose_pilot_would_have_too_much_memory_run_alone_and_hold_nobody_u
     assert started == [1, 2, 9]
 
 
-@pytest.mark.parametrize("policy", ["sjf-bsbf", "horus", "sjf-ffs"])
-def test_a_pilot_with_room_for_a_second_job_keeps_to_the_limit_on_cpus(make_controller, policy):
-    limits = site(qos=Limits(max_tres_per_job=(Tres("cpu", 8),)))
-    slurm = limited(limits, waiting(1, cpu_count=6, cpus_per_task=6), [make_node("n1", cpu_count=64)])
-    with make_controller(slurm, policy=policy, gpu_mem_gib={"gpu": 80.0}) as controller:
-        (start,) = controller.decision().actions
-    assert isinstance(start, StartGroup)
-    assert start.cpu_count == 8
+@pytest.mark.parametrize(
+    "limits",
+    [
+        site(qos=Limits(max_tres_per_job=(Tres("mem", 40_000), Tres("cpu", 4)))),
+        site(association=Limits(max_tres_per_job=(Tres("mem", 40_000),))),
+        replace(site(), partitions=(PartitionLimits("main", max_mem_per_node_mib=40_000),)),
+    ],
+    ids=["qos", "association", "partition"],
+)
+def test_what_each_job_may_have_keeps_nobody_from_sharing(make_controller, limits):
+    """The pilot is small, and its members keep their own."""
+    slurm = limited(limits, waiting(2, mem_per_node_mib=40_000), [make_node("n1", gpu_count=1, mem_mib=500_000)])
+    one_cycle(make_controller, slurm)
+    (pilot,) = pilots(slurm)
+    assert [(job.cpu_count, job.mem_per_node_mib) for job in (pilot, slurm.jobs[1], slurm.jobs[2])] == [
+        (1, 512),
+        (4, 40_000),
+        (4, 40_000),
+    ]
+    assert members(slurm) == [1, 2]
 
 
 def test_of_a_group_that_is_refused_although_it_was_planned_the_oldest_job_starts_alone(make_controller, monkeypatch):
     """Whatever the reason: planned again in each cycle, its GPUs would stay idle for ever."""
     monkeypatch.setattr(SiteRoom, "largest_group", lambda room, job, most: (most, ""))
-    limits = site(qos=Limits(max_tres_per_job=(Tres("mem", 65536),)))
+    limits = site(qos=Limits(max_tres_per_user=(Tres("mem", 65536),)))
     slurm = limited(limits, waiting(3, mem_per_node_mib=40_000), [make_node("n1", gpu_count=1, mem_mib=500_000)])
     told = one_cycle(make_controller, slurm)
     assert starting(slurm) == [1]
     reasons = {job_id: " ".join(job.reasons) for job_id, job in told.items()}
-    assert "it starts alone: QOS normal allows 65536 MiB of memory for each job" in reasons[1]
+    assert "it starts alone: QOS normal allows 65536 MiB of memory for each user" in reasons[1]
     assert "QOS normal allows 65536 MiB" in reasons[2]

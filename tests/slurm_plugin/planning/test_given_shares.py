@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 from at_work import candidate, cycle_of
-from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node, one_cycle, run_cycles
+from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, Killed, make_job, make_node, one_cycle, run_cycles
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan
+from muri.profiler.records import ProfileDetail
 from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Point, SensitivityProfile
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Allocation
@@ -227,12 +228,16 @@ OFF = {"cpus": "off", "memory": "off"}
     ("allocation", "cpus", "pilot_cpus", "mem_gib"),
     [({}, (3.0, 7.0), 8, 6), ({}, (9.0, 9.0), 14, 6), ({}, (9.0,), 4, 2), (OFF, (9.0, 9.0), 4, 2)],
 )
-def test_the_pilot_of_a_group_gets_the_shares_of_its_members(allocation, cpus, pilot_cpus, mem_gib):
+def test_a_pilot_gets_the_shares_of_its_threads(allocation, cpus, pilot_cpus, mem_gib):
+    facts, harmless = f" {tags.FACTS_PREFIX}1.{'b' * 16}.{'c' * 16}..YQA", ProfileDetail(dangers=())
     jobs = [candidate(each, f"m{each}", mem_per_node_mib=GIB) for each in (1, 2)]
-    cycle = gather(cycle_of(jobs, [make_node("n1")], allocation=allocation))
+    jobs = [replace(job, admin_comment=job.admin_comment + facts) for job in jobs]
+    known, nodes = [replace(each, detail=harmless) for each in FOUR_KINDS], [make_node("n1", cpu_count=16)]
+    cycle = gather(cycle_of(jobs, nodes, known=known, allocation=allocation, grouping={"isolation": "auto"}))
     group = Group((1, 2), (NodeShare("n1", 1),), 1, 1.0, 0.9, {1: 0.9, 2: 0.9})
     shares = {each: (share(count, 3.0),) for each, count in enumerate(cpus, start=1)}
     start = start_group(group, Plan("p", (group,), cpu_mem_shares=shares), cycle)
+    assert [member.isolation for member in start.members] == ["thread", "thread"]
     # A CPU for each member's own processes stays outside the pilot; the node has 16.
     assert (start.cpu_count, start.mem_per_node_mib) == (pilot_cpus, mem_gib * GIB)
 

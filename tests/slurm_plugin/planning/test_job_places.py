@@ -249,11 +249,11 @@ def test_what_is_free_leaves_out_what_waiting_jobs_were_promised():
     )
     found = {node.name: node for node in free(*nodes, jobs=(released, running))}
     assert {name: (node.free_gpus, node.free_cpus, node.free_mem_gib) for name, node in found.items()} == {
-        "n1": (1, 12.0, 63.0),
-        "n2": (1, 10.0, 54.0),
-        "n3": (2, 16.0, 64.0),
+        "n1": (1, 28.0, 63.0),
+        "n2": (1, 26.0, 54.0),
+        "n3": (2, 32.0, 64.0),
     }
-    assert all((node.cpu_count, node.mem_gib) == (16.0, 64.0) for node in found.values())
+    assert all((node.cpu_count, node.mem_gib) == (32.0, 64.0) for node in found.values())
 
 
 @pytest.mark.parametrize("request_", [{"cpu_count": 2 * 10**9}, {"gpu_count": 100}, {"node_count": 2 * 10**9}])
@@ -261,7 +261,7 @@ def test_a_job_that_no_nodes_could_hold_is_promised_nothing(request_):
     """Slurm shows "Priority" until it is the job's turn, and only then that it can never start."""
     released = make_job(1, held=False, reason="Priority", **request_)
     found = free(make_node("n1"), make_node("n2"), jobs=(released,))
-    assert [(node.free_gpus, node.free_cpus) for node in found] == [(2, 16.0), (2, 16.0)]
+    assert [(node.free_gpus, node.free_cpus) for node in found] == [(2, 32.0), (2, 32.0)]
 
 
 PAIRS = ((0, 1), (2, 3))
@@ -290,9 +290,9 @@ def test_of_gpus_that_slurm_will_give_to_others_nobody_knows_which():
     assert (found.free_gpus, found.islands) == (3, ())
 
 
-def test_what_scripts_of_members_need_that_start_with_their_pilot_is_not_free():
+def test_what_members_ask_for_that_start_with_their_pilot_is_not_free():
     members = [candidate(1, mem_per_node_mib=GIB), candidate(2, "m2", mem_per_node_mib=GIB)]
     pilot, *waiting = behind_pilot(1, *members)
     waiting = [replace(job, state=JobState.PENDING, nodes="", reason="Dependency") for job in waiting]
     (found,) = free(make_node("n1", mem_mib=8 * GIB, cpus_allocated=4), jobs=(pilot, *waiting))
-    assert (found.free_cpus, found.free_mem_gib) == (16 - 4 - 2, 7.0)
+    assert (found.free_cpus, found.free_mem_gib) == (32 - 4 - 2 * 4, 6.0)

@@ -10,7 +10,7 @@ from at_work import HOUR_S, Changed, behind_pilot, candidate
 from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, Killed, make_node, one_cycle, pilots
 
 from muri.policies.registry import get_policy
-from muri.policies.types import Group, Plan, PlanRequest
+from muri.policies.types import CpuMemShare, Group, Plan, PlanRequest
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup, started
@@ -18,7 +18,15 @@ from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.slurm_requests import asked_by, pilot_job
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
-from muri.slurm_plugin.records.limits import NO_LIMITS, Association, Limits, PartitionLimits, Qos, SiteLimits, Tres
+from muri.slurm_plugin.records.limits import (
+    NO_LIMITS,
+    NO_SITE_LIMITS,
+    Association,
+    Limits,
+    PartitionLimits,
+    Qos,
+    SiteLimits,
+)
 from muri.slurm_plugin.records.roles import read_job
 
 GIB = 1024
@@ -83,63 +91,57 @@ def test_other_jobs_start_plain(changes, config):
 
 
 @pytest.mark.parametrize("grouping", [{"join": False}, {"discipline": "lockstep"}])
-def test_where_nobody_may_join_a_model_never_seen_is_measured_behind_a_pilot_without_room_for_others(grouping):
+def test_where_nobody_may_join_a_model_never_seen_is_measured_behind_a_pilot(grouping):
     node = make_node("n1", cpu_count=32, mem_mib=64 * GIB)
     asked = candidate(1, model="new", cpu_count=4, mem_per_node_mib=8 * GIB)
     (start,) = decided([asked], [node], grouping=grouping).actions
     assert isinstance(start, StartGroup)
-    assert (start.cpu_count, start.mem_per_node_mib) == (4, 8 * GIB)
+    assert (start.members[0].cpu_count, start.members[0].original.mem_per_node_mib) == (4, 8 * GIB)
     assert "its model is measured while it runs" in start.reasons
     assert not any("join" in reason for reason in start.reasons)
 
 
 @pytest.mark.parametrize(
-    ("asked", "node", "share", "pilot"),
+    ("asked", "limits", "mem_mib"),
     [
-        # Half of the node is its GPU's part; four batch scripts stay outside.
-        ({"cpu_count": 4}, {"cpu_count": 32}, 1.0, (12, 0)),
-        # Others hold the node's CPUs: it gets its request, beside its batch script.
-        ({"cpu_count": 4}, {"cpu_count": 32, "cpus_allocated": 27}, 1.0, (4, 0)),
-        # More than its GPU's part: no more than that, unless the site allows it.
-        ({"cpu_count": 20}, {"cpu_count": 32}, 1.0, (19, 0)),
-        ({"mem_per_node_mib": 32 * GIB}, {"mem_mib": 64 * GIB}, 1.5, (8, 46 * GIB)),
-        (
-            {"mem_per_node_mib": 8 * GIB},
-            {"cpu_count": 32, "mem_mib": 64 * GIB, "mem_allocated_mib": 48 * GIB},
-            1.0,
-            (12, 14 * GIB),
-        ),
-        # Slurm gives out whole cores.
-        ({"cpu_count": 4}, {"cpu_count": 32, "threads_per_core": 2}, 1.0, (8, 0)),
+        ({}, PartitionLimits("main"), 0),
+        ({}, PartitionLimits("main", counts_mem=True, default_mem=True), 512),
+        ({"mem_per_node_mib": 8 * GIB}, PartitionLimits("main"), 512),
     ],
 )
-def test_the_pilot_has_room_for_others_as_far_as_it_is_free_and_belongs_to_its_gpu(asked, node, share, pilot):
-    (start,) = decided([candidate(1, **asked)], [make_node("n1", **node)], tuning={"joinable_share": share}).actions
+def test_the_pilot_asks_for_little_and_its_member_keeps_what_it_has(asked, limits, mem_mib):
+    nodes, limits = [make_node("n1", mem_mib=64 * GIB)], SiteLimits(partitions=(limits,))
+    (start,) = decided([candidate(1, cpu_count=20, **asked)], nodes, limits=limits).actions
     assert isinstance(start, StartGroup)
-    assert (start.cpu_count, start.mem_per_node_mib) == pilot
+    assert (start.cpu_count, start.mem_per_node_mib, start.members[0].cpu_count) == (1, mem_mib, 20)
+
+
+COUNTED = SiteLimits(partitions=(PartitionLimits("main", counts_mem=True),))
 
 
 @pytest.mark.parametrize(
     ("asked", "node", "why"),
     [
-        ({"cpu_count": 1}, {"cpu_count": 32, "cpus_allocated": 31}, "n1 has no CPU left for a batch script"),
-        ({"cpu_count": 3}, {"cpu_count": 32, "cpus_allocated": 29}, "n1 has no CPU left for a batch script"),
-        ({"mem_per_node_mib": 32 * GIB}, {"mem_mib": 64 * GIB}, "n1 has no host memory left for anybody else"),
+        ({"cpu_count": 1, "mem_per_node_mib": GIB}, {"cpus_allocated": 31}, "n1 has 1 CPUs left, 2 are needed"),
+        # Slurm gives out whole cores.
+        ({"mem_per_node_mib": GIB}, {"cpus_allocated": 27, "threads_per_core": 2}, "n1 has 5 CPUs left, 6 are needed"),
+        ({"mem_per_node_mib": 64 * GIB}, {"mem_mib": 64 * GIB}, "n1 has 65536 MiB of memory left, 66048 are needed"),
     ],
 )
 def test_where_a_node_has_no_room_for_a_pilot_the_job_starts_plain(asked, node, why):
     for model, grouping, what in (("m1", {}, "no job can join it"), ("new", {"join": False}, "it cannot be measured")):
-        (start,) = decided([candidate(1, model, **asked)], [make_node("n1", **node)], grouping=grouping).actions
+        jobs, nodes = [candidate(1, model, **asked)], [make_node("n1", **{"mem_mib": 64 * GIB, **node})]
+        (start,) = decided(jobs, nodes, limits=COUNTED, grouping=grouping).actions
         assert isinstance(start, ReleaseSolo)
-        assert start.reasons[-1].startswith(f"{what}: {why}")
+        assert start.reasons[-1] == f"{what}: {why}"
 
 
-@pytest.mark.parametrize(("free", "second"), [(20, 8), (17, 7)])
-def test_a_pilot_takes_nothing_that_another_start_asks_for(free, second):
-    """Both want 8 CPUs; what is left goes to the first one's script and its room, then to the other's."""
+@pytest.mark.parametrize(
+    ("free", "kinds"), [(18, [StartGroup] * 2), (17, [StartGroup, ReleaseSolo]), (16, [ReleaseSolo] * 2)]
+)
+def test_a_pilot_takes_nothing_that_another_start_asks_for(free, kinds):
     jobs, node = [candidate(1, cpu_count=8), candidate(2, cpu_count=8)], make_node("n1", cpu_count=free)
-    starts = decided(jobs, [node], tuning={"joinable_share": 1.0 if free == 20 else 2.0}).actions
-    assert [(start.cpu_count, start.members[0].cpu_count) for start in starts] == [(8, 1), (second, 1)]
+    assert [type(start) for start in decided(jobs, [node]).actions] == kinds
 
 
 def site(own: Limits = NO_LIMITS, qos: Limits = NO_LIMITS) -> SiteLimits:
@@ -294,20 +296,22 @@ def test_what_runs_is_in_every_request():
 
 
 def test_what_runs_has_the_place_and_the_memory_of_what_its_user_asked_for():
-    (pilot, member), limited = alone_behind_pilot(1), {"features": "a100", "mem_per_node_mib": 0}
-    state = tags.parse_state(member.admin_comment)
-    told = tags.format_state(replace(state, original=replace(state.original, mem_per_node_mib=8 * GIB)))
-    member = replace(member, admin_comment=tags.with_token(member.admin_comment, tags.STATE_PREFIX, told), **limited)
-    pilot = replace(pilot, mem_per_node_mib=24 * GIB)
+    asked = {"features": "a100", "mem_per_node_mib": 8 * GIB}
+    jobs = behind_pilot(1, candidate(2001, **asked), mem_per_node_mib=512)
     nodes = [
-        make_node("n1", features=("a100",), gpu_count=1, gpus_allocated=1, cpus_allocated=5),
+        make_node(
+            "n1", features=("a100",), gpu_count=1, gpus_allocated=1, cpus_allocated=5, mem_mib=32 * GIB,
+            mem_allocated_mib=9 * GIB,
+        ),
         make_node("n2", gpu_count=1, gpus_allocated=1),
-    ]
+    ]  # fmt: skip
     waiting = candidate(1, "m2", features="a100", mem_per_node_mib=16 * GIB)
-    request = decided([pilot, member, waiting], nodes).preparation.request
-    (unit,) = request.running
-    assert {each.partition for each in (*request.jobs, *unit.members)} == {"main (--constraint=a100)"}
-    assert (unit.joinable, unit.spare_mem_gib, unit.members[0].mem_gib) == (True, 16.0, 8.0)
+    for limits, spare_gib in ((COUNTED, 23.0), (NO_SITE_LIMITS, float("inf"))):
+        request = decided([*jobs, waiting], nodes, limits=limits).preparation.request
+        (unit,) = request.running
+        assert {each.partition for each in (*request.jobs, *unit.members)} == {"main (--constraint=a100)"}
+        assert (unit.joinable, unit.spare_mem_gib, unit.members[0].mem_gib) == (True, spare_gib, 8.0)
+        assert unit.cpu_mem_shares == {2001: (CpuMemShare("n1", 5.0, 8.5),)}
 
 
 def test_several_jobs_join_a_unit_in_one_cycle():
@@ -368,61 +372,18 @@ def test_a_join_is_not_carried_on_with_a_request_that_its_user_has_changed_meanw
     assert read_job(slurm.jobs[2]).membership.original.time_limit_s == 7200
 
 
-def test_room_for_others_leaves_half_of_what_jobs_may_have_together():
-    asked = replace(three_jobs()[0], mem_per_node_mib=4 * GIB, cpu_count=4, cpus_per_task=4)
-    limits = site(own=Limits(grp_tres=(Tres("mem", 24 * GIB), Tres("cpu", 24))))
-    (start,) = decided([asked], [make_node("n1", mem_mib=64 * GIB, cpu_count=64)], limits=limits).actions
-    # 12 GiB and 12 CPUs are half; beside the pilot there is the script.
-    assert (type(start), start.mem_per_node_mib, start.cpu_count) == (StartGroup, 12 * GIB - 512, 11)
-
-
-@pytest.mark.parametrize(
-    ("limits", "config", "mem_mib"),
-    [
-        (SiteLimits(), {}, 16 * GIB),  # four jobs like these
-        (SiteLimits(), {"grouping": {"join": False}}, 8 * GIB),
-        (SiteLimits(), {"grouping": {"max_group_size": 2}}, 8 * GIB),
-        (site(own=Limits(grp_tres=(Tres("mem", 20 * GIB),))), {}, 9 * GIB),
-    ],
-)
-def test_a_group_that_starts_has_memory_for_those_that_join_later(limits, config, mem_mib):
-    jobs = [replace(each, mem_per_node_mib=4 * GIB) for each in three_jobs()[:2]]
-    node = make_node("n1", mem_mib=96 * GIB, gpus_allocated=1)
-    (start,) = decided(jobs, [node], limits=limits, **config).actions
-    assert len(start.members) == 2
-    assert start.mem_per_node_mib == mem_mib
-
-
-def test_a_pilot_has_as_many_cpus_as_its_memory_takes():
-    """Slurm would give it more CPUs by itself (MaxMemPerCPU), or never start it."""
-    jobs = [replace(each, mem_per_node_mib=4 * GIB, cpu_count=1, cpus_per_task=1) for each in three_jobs()[:2]]
-    limits = SiteLimits(partitions=(PartitionLimits("main", max_mem_per_cpu_mib=3 * GIB),))
-    node = make_node("n1", mem_mib=96 * GIB, gpus_allocated=1)
-    (start,) = decided(jobs, [node], limits=limits).actions
-    assert (len(start.members), start.cpu_count, start.mem_per_node_mib) == (2, 3, 9 * GIB)
-
-
-def test_groups_share_what_a_node_has_free():
-    jobs = [replace(candidate(number, f"m{number % 2 + 1}"), mem_per_node_mib=4 * GIB) for number in range(1, 5)]
-    node = make_node("n1", mem_mib=96 * GIB, mem_allocated_mib=40 * GIB)
-    first, second = decided(jobs, [node]).actions
-    scripts = 2 * 2 * 512
-    assert first.mem_per_node_mib + second.mem_per_node_mib + scripts <= 56 * GIB
-    assert second.mem_per_node_mib >= 8 * GIB
-
-
 @pytest.mark.parametrize(
     ("node", "counts_mem", "why"),
     [
-        ({"cpu_count": 12}, True, ""),
-        ({"cpu_count": 11}, True, "n1 has 5 CPUs left, and its pilot job and its members' scripts need 6"),
-        ({"mem_mib": 18 * GIB - 1}, True, "n1 has 9215 MiB of memory left, and its pilot job and its members' scripts"),
-        ({"mem_mib": 18 * GIB - 1}, False, ""),
-        ({"mem_mib": 18 * GIB}, True, ""),
+        ({"cpu_count": 18}, True, ""),
+        ({"cpu_count": 17}, True, "n1 has 8 CPUs left, 9 are needed"),
+        ({"mem_mib": 17 * GIB - 1}, True, "n1 has 8703 MiB of memory left, 8704 are needed"),
+        ({"mem_mib": 17 * GIB - 1}, False, ""),
+        ({"mem_mib": 17 * GIB}, True, ""),
     ],
 )
 def test_of_two_groups_that_a_node_cannot_hold_the_second_does_not_start(node, counts_mem, why):
-    """Its pilot would keep a GPU while Slurm has no room for its members' scripts."""
+    """Its pilot would keep a GPU while Slurm has no room for its members."""
     jobs = [replace(candidate(number, f"m{number % 2 + 1}"), mem_per_node_mib=4 * GIB) for number in range(1, 5)]
     limits = SiteLimits(partitions=(PartitionLimits("main", counts_mem=counts_mem),))
     nodes = [make_node("n1", **{"cpu_count": 64, "mem_mib": 64 * GIB, **node})]

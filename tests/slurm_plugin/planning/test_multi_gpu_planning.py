@@ -45,15 +45,15 @@ def test_a_group_over_two_nodes_asks_for_them_whole():
     (group,) = decided([ddp(1), ddp(2)], IDLE).actions
     assert isinstance(group, StartGroup)
     assert (group.node, group.node_count, group.gpus_per_node) == ("n[1-2]", 2, 2)
-    assert [member.cpu_count for member in group.members] == [4, 4]
+    assert [member.cpu_count for member in group.members] == [8, 8]
     pilot = pilot_job(group, "t", Config())
-    assert (pilot.required_nodes, pilot.node_count, pilot.tasks_per_node, pilot.cpu_count) == ("n[1-2]", 2, 2, 2)
+    assert (pilot.required_nodes, pilot.node_count, pilot.tasks_per_node, pilot.cpu_count) == ("n[1-2]", 2, 2, 1)
     assert pilot.gpu_request == "gres/gpu:2"
     assert (told(pilot).node_count, told(pilot).gpus_per_node) == (2, 2)
     arguments = sbatch_arguments(pilot, "mark")
     run = dry_run_job(read_job(ddp(1)), "t", {}, Config())
     assert (run.node_count, run.tasks_per_node, run.cpu_count) == (2, 2, 2)
-    assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=2"} <= set(arguments)
+    assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=1"} <= set(arguments)
 
 
 def test_two_nodes_are_never_one():
@@ -108,16 +108,15 @@ def test_a_step_of_several_ranks(tmp_path):
 def at_work_on(nodes: int) -> list[Job]:
     """A DDP job's pilot on two GPUs of each node, and the job as its only member."""
     asked = ddp(2001, nodes)
-    shape = {name: getattr(asked, name) for name in ("gpu_count", "gpu_request", "node_count", "cpu_count")}
-    pilot, member = behind_pilot(1, asked, cpus_per_task=2, **shape)
+    shape = {name: getattr(asked, name) for name in ("gpu_count", "gpu_request", "node_count")}
+    pilot, member = behind_pilot(1, asked, **shape)
     names = "n1" if nodes == 1 else f"n[1-{nodes}]"
-    of_member = {"cpu_count": 2 * nodes, "cpus_per_task": 1, "required_nodes": names}
-    return [dataclasses.replace(pilot, nodes=names), dataclasses.replace(member, nodes=names, **of_member)]
+    return [dataclasses.replace(pilot, nodes=names), dataclasses.replace(member, nodes=names, required_nodes=names)]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize(("cpus_allocated", "joins"), [(10, True), (31, False)])
-def test_a_job_joins_one_of_the_same_shape_where_the_scripts_tasks_have_cpus(nodes, cpus_allocated, joins):
+@pytest.mark.parametrize(("cpus_allocated", "joins"), [(28, True), (29, False)])
+def test_a_job_joins_one_of_the_same_shape_where_its_tasks_have_cpus(nodes, cpus_allocated, joins):
     jobs = [*at_work_on(nodes), ddp(2, nodes), ddp(4, nodes, gpus=1)]
     there = [
         make_node(f"n{index + 1}", gpus_allocated=2, cpu_count=32, cpus_allocated=cpus_allocated)
@@ -125,7 +124,7 @@ def test_a_job_joins_one_of_the_same_shape_where_the_scripts_tasks_have_cpus(nod
     ]
     found = of_kind(decided(jobs, there), Join)
     told = [(join.pilot, join.member.job_id, join.member.cpu_count, join.node) for join in found]
-    assert told == ([(1001, 2, 2 * nodes, "n1" if nodes == 1 else "n[1-2]")] if joins else [])
+    assert told == ([(1001, 2, 4 * nodes, "n1" if nodes == 1 else "n[1-2]")] if joins else [])
 
 
 @pytest.mark.parametrize(
@@ -140,6 +139,4 @@ def test_a_measured_job_with_a_task_per_gpu_starts_joinable(changes, kind):
     (start,) = decided([ddp(1, nodes=1, **changes)], IDLE[:1]).actions
     assert type(start) is kind
     if isinstance(start, StartGroup):
-        assert (start.gpus_per_node, start.members[0].cpu_count) == (2, 2)
-        # Of 16 CPUs, four scripts with a task per GPU keep eight.
-        assert start.cpu_count == 4
+        assert (start.gpus_per_node, start.members[0].cpu_count, start.cpu_count) == (2, 4, 1)

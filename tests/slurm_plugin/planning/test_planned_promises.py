@@ -17,7 +17,6 @@ from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.gathered import gather
-from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.request import plan_job
 from muri.slurm_plugin.planning.running import why_no_room
 from muri.slurm_plugin.planning.slurm_requests import group_spec
@@ -84,9 +83,9 @@ def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
     speeds = {2000: 0.71} | dict.fromkeys(broken, 0.71)
     jobs = [candidate(1, "m3"), *group("m1", comment=speeds_report(speeds, broken=broken))]
     assert joiners(decided(jobs)) == joined
-    cycle = cycle_of(jobs)
+    cycle = gather(cycle_of(jobs))
     (running,) = cycle.view.running_groups
-    why = why_no_room(cycle.view.jobs[1], running, cycle.view, cycle.config, Places(cycle.view.snapshot))
+    why = why_no_room(cycle.view.jobs[1], running, cycle)
     assert why == ("" if joined else BROKEN)
 
 

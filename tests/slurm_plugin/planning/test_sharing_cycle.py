@@ -107,7 +107,7 @@ def test_a_job_on_two_gpus_joins_one_on_the_same_two_if_it_has_a_rank_for_each(m
     assert read_job(slurm.jobs[3]).role is Role.CANDIDATE
 
 
-@pytest.mark.parametrize("changes", [{"uid": 1002, "user": "bob"}, {"mem_per_node_mib": 4000}, {"accumulate": 1}])
+@pytest.mark.parametrize("changes", [{"uid": 1002, "user": "bob"}, {"cpu_count": 28}, {"accumulate": 1}])
 def test_who_cannot_join_or_split_its_batch_waits_and_starts_when_the_gpu_is_free(make_controller, changes):
     slurm = run_alone(make_controller)
     slurm.jobs[2] = job(2, "short", 100, **{"accumulate": 8, **changes})
@@ -135,13 +135,12 @@ def test_killed_at_any_call_the_sub_batch_is_carried_on(make_controller, side, n
     assert tags.parse_state(slurm.jobs[2].admin_comment).accumulate_steps == 4
 
 
-@pytest.mark.parametrize(("node_mib", "pilot_mib"), [(64_000, 16_000), (14_000, 12_976), (8_500, 8_000), (0, 8_000)])
-def test_a_pilot_holds_what_two_jobs_need_as_far_as_its_part_of_the_node_goes(node_mib, pilot_mib):
-    node = make_node("n1", gpu_count=1, cpu_count=6, mem_mib=node_mib)
+def test_a_job_on_gpus_of_its_policys_choice_gets_a_pilot_beside_its_own_cpus_and_memory():
+    node = make_node("n1", gpu_count=1, cpu_count=5, mem_mib=64_000)
     slurm = FakeSlurm([job(1, "long", 10_000, mem_per_node_mib=8_000)], [node])
     decision = decided(slurm, Scripted(Sharer(1, (NodeShare("n1", 1, (0,)),))))
     (start,) = (action for action in decision.actions if isinstance(action, StartGroup))
-    assert (start.mem_per_node_mib, start.cpu_count) == (pilot_mib, 4)
+    assert (start.mem_per_node_mib, start.cpu_count, start.members[0].cpu_count) == (512, 1, 4)
 
 
 class Scripted(Policy):

@@ -59,7 +59,15 @@ def room_of(limits: SiteLimits, *jobs: Job) -> tuple[SiteRoom, View]:
 
 
 def member(job: Job, time_limit_s: int = HOUR_S) -> MemberPlan:
-    return MemberPlan(job.job_id, asked_by(job), 1.0, 0.9, time_limit_s)
+    return MemberPlan(job.job_id, asked_by(job), 1.0, 0.9, time_limit_s, cpu_count=job.cpu_count)
+
+
+def as_threads(group: StartGroup) -> StartGroup:
+    """The same group with members that run in the pilot, which has their CPUs and memory."""
+    asked = [member.original for member in group.members]
+    members = tuple(replace(member, cpu_count=1, isolation="thread") for member in group.members)
+    mem_mib = sum(each.mem_per_node_mib for each in asked)
+    return replace(group, members=members, cpu_count=max(each.cpu_count for each in asked), mem_per_node_mib=mem_mib)
 
 
 def group_of(*jobs: Job, **changes: Any) -> StartGroup:
@@ -69,8 +77,9 @@ def group_of(*jobs: Job, **changes: Any) -> StartGroup:
     fields: dict[str, Any] = {
         "members": tuple(member(job, limit_s) for job in jobs), "node": "n1", "uid": first.uid, "gid": first.gid,
         "user": first.user, "partition": first.partition, "account": first.account, "qos": first.qos,
-        "gpu_request": first.gpu_request, "cpu_count": first.cpu_count,
-        "mem_per_node_mib": sum(job.mem_per_node_mib for job in jobs), "time_limit_s": limit_s + PILOT_EXTRA_S,
+        "gpu_request": first.gpu_request, "cpu_count": 1,
+        "mem_per_node_mib": 512 * changes.get("gpus_per_node", 1) * any(job.mem_per_node_mib for job in jobs),
+        "time_limit_s": limit_s + PILOT_EXTRA_S,
         "efficiency": 1.0, "period_s": 1.0, "reasons": (),
     }  # fmt: skip
     return StartGroup(**(fields | changes))
@@ -199,15 +208,18 @@ def test_gpus_of_a_user_in_a_qos():
 @pytest.mark.parametrize(
     ("limits", "size"),
     [
-        (site(Limits(max_tres_per_job=(Tres("mem", 3000),))), 3),
-        (site(max_mem_per_node_mib=1500), 1),
-        (site(Limits(max_tres_per_user=(Tres("mem", 3100),))), 2),
-        (site(Limits(max_tres_minutes_per_job=(Tres("mem", 2000 * 130),))), 2),
-        (site(Limits(max_tres_per_job=(Tres("cpu", 4),))), 4),
-        (site(Limits(max_tres_per_user=(Tres("cpu", 6),))), 2),
+        # The pilot has one CPU and 512 MiB; each member keeps its own 4 CPUs and 1000 MiB.
+        (site(Limits(max_tres_per_job=(Tres("mem", 1000), Tres("cpu", 4)))), 4),
+        (site(max_mem_per_node_mib=1000), 4),
+        (site(Limits(max_tres_per_job=(Tres("mem", 500),))), 1),
+        (site(Limits(max_tres_per_user=(Tres("mem", 3511),))), 2),
+        (site(Limits(max_tres_per_user=(Tres("mem", 3512),))), 3),
+        (site(Limits(max_tres_minutes_per_job=(Tres("mem", 1000 * 200),))), 3),
+        (site(Limits(max_tres_per_user=(Tres("cpu", 12),))), 2),
+        (site(Limits(max_tres_per_user=(Tres("cpu", 13),))), 3),
     ],
 )
-def test_the_largest_group_is_the_largest_whose_pilot_is_allowed(limits, size):
+def test_the_largest_group_is_the_largest_that_is_allowed(limits, size):
     assert largest(limits, hep_job(1, mem_per_node_mib=1000))[0] == size
 
 
@@ -221,11 +233,20 @@ def test_the_largest_group_is_the_largest_whose_pilot_is_allowed(limits, size):
         (site(Limits(max_tres_minutes_per_job=(Tres("cpu", 1300),))), 10, 9000),
     ],
 )
-def test_what_a_plan_gives_beyond_the_requests_is_cut_to_what_is_allowed(limits, cpus, mem_mib):
+def test_what_a_plan_gives_threads_beyond_their_requests_is_cut_to_what_is_allowed(limits, cpus, mem_mib):
     jobs = [hep_job(1, mem_per_node_mib=2000), hep_job(2, mem_per_node_mib=2000)]
     room, _ = room_of(limits, *jobs, running(9, mem_per_node_mib=1000))
-    found = room.capped(group_of(*jobs, cpu_count=12, mem_per_node_mib=9000))
+    group = replace(as_threads(group_of(*jobs)), cpu_count=12, mem_per_node_mib=9000)
+    found = room.capped(group)
     assert (found.cpu_count, found.mem_per_node_mib) == (cpus, mem_mib)
+
+
+def test_the_pilot_of_processes_has_as_many_cpus_as_its_memory_takes():
+    jobs = [hep_job(1, mem_per_node_mib=2000), hep_job(2, mem_per_node_mib=2000)]
+    for most_mib, cpus in ((None, 1), (512, 1), (300, 2)):
+        room, _ = room_of(site(max_mem_per_cpu_mib=most_mib), *jobs)
+        found = room.capped(group_of(*jobs))
+        assert (found.cpu_count, found.mem_per_node_mib) == (cpus, 512)
 
 
 def test_members_without_gpus_do_not_fit_where_each_job_must_have_one():
@@ -374,8 +395,7 @@ class Ledger:
         self.running.append((group.user, pilot))
         self.submitted.append(group.user)
         for each in group.members:
-            mem_mib = min(512, each.original.mem_per_node_mib)
-            self.running.append((group.user, Counter({"cpu": each.cpu_count, "mem": mem_mib})))
+            self.running.append((group.user, Counter({"cpu": each.cpu_count, "mem": each.original.mem_per_node_mib})))
 
     def exceeded(self) -> list[str]:
         """All limits that hold and are exceeded; the QOS goes before associations."""
@@ -469,6 +489,5 @@ def test_a_group_as_large_as_a_job_may_be_in_is_never_refused(seed):
         assert (size < 4) == bool(why)
         if size > 1:
             fresh, _ = room_of(limits, *jobs)
-            cpus = -(-job.cpu_count // job.gpu_count)
-            group = group_of(*[job] * size, cpu_count=cpus, gpus_per_node=job.gpu_count)
+            group = group_of(*[job] * size, gpus_per_node=job.gpu_count)
             assert fresh.take_group(group) == ""
