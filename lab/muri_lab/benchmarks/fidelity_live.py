@@ -208,7 +208,7 @@ def run_live(workload: Workload, log: Path, *, with_muri: bool = True) -> Run:
                 if job.user == user
             ]
             driver.write("jobs.json", json.dumps(jobs), user=user)
-        with _controller(driver, log) if with_muri else nullcontext():
+        with controller(driver, log) if with_muri else nullcontext():
             cycle_s = json.loads(driver.read(f"{STATE_DIR}/status.json"))["cycle_s"] if with_muri else 0.0
             start_s = time.time() + 1.0
             submitters = [driver.popen("python", "-c", _SUBMIT_PY, str(start_s), user=user) for user in USERS]
@@ -231,7 +231,8 @@ def _output_of(process: Any) -> str:
 
 
 @contextmanager
-def _controller(driver: Driver, log: Path) -> Iterator[None]:
+def controller(driver: Driver, log: Path) -> Iterator[None]:
+    """Have a controller at work, and write its log in the end."""
     process = driver.popen("sh", "-c", f"exec muri-controller --interval {INTERVAL_S:g} 2>&1 >/dev/null", user="root")
     try:
         status = ("test", "-e", f"{STATE_DIR}/status.json")
