@@ -11,8 +11,6 @@ from typing import Final
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.launcher.job.stage_clock import STAGE_COUNT, TURNS_INDEX, IterationRecord
 
-EVERYWHERE: Final = frozenset(range(STAGE_COUNT))
-
 _sleep: Final = time.sleep
 """The interpreter's own `sleep`: in a runtime `time.sleep` is replaced by one that members' signals can end."""
 
@@ -135,6 +133,14 @@ class Arbiter(ABC):
     def interrupt(self, member: str) -> None:
         """End the member's waits, if there are any, with `WaitInterruptedError`."""
 
+    def stand_still(self, member: str) -> None:
+        """Take back what the member holds, and grant it nothing, because it is paused."""
+        self.leave(member)
+
+    def go_on(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
+        """End what `stand_still` began; the terms are those of `join`."""
+        self.join(member, solo_iteration_s, min_speed)
+
     def yield_point(self, member: str, resource: int) -> float:
         """Let a preferred member go first within a long stage; returns the seconds until the resource came back."""
         return 0.0
@@ -196,18 +202,15 @@ class WrappingArbiter(Arbiter):
 class PausingArbiter(WrappingArbiter):
     """Keeps resources from a member while its job is suspended; the others go on and share them.
 
-    A paused member leaves the inner arbiter, as at its end, and joins it again when it is resumed: its tokens are free
+    A paused member stands still in the inner arbiter, as after its end, until it is resumed: its tokens are free
     at once, and it is out of the rotation. It waits at its next stage or yield point. A stage that is under way until
     then, or that a stopped process finishes after it was continued, overlaps with the others' stages once.
 
-    In a group of several ranks a member must pause between two collectives, at the same place on all ranks: a rank that
-    does not come to one that the others are in keeps the network from all members. There it waits only for the
-    resources `pauses_at`, and stays in the inner arbiter.
+    In a group of several ranks each rank pauses its own process of a member, which Slurm has stopped wherever it was.
     """
 
-    def __init__(self, inner: Arbiter, pauses_at: frozenset[int] = EVERYWHERE, now: Clock = MACHINE_CLOCK) -> None:
+    def __init__(self, inner: Arbiter, now: Clock = MACHINE_CLOCK) -> None:
         super().__init__(inner, now)
-        self._pauses_at = pauses_at
         self._standing = threading.Lock()  # held while a member joins, leaves, is paused or resumed
         self._resumed = now.condition(self._mutex)
         self._terms: dict[str, tuple[float | None, float]] = {}
@@ -215,27 +218,20 @@ class PausingArbiter(WrappingArbiter):
         self._interrupts: Counter[str] = Counter()
         self._asking: set[tuple[str, int]] = set()
 
-    @property
-    def pauses_everywhere(self) -> bool:
-        """Return whether a paused member may be stopped at any place."""
-        return self._pauses_at == EVERYWHERE
-
     def pause(self, member: str) -> None:
         """Grant the member nothing until it is resumed."""
         with self._standing:
             if member not in self._terms or member in self._paused:
                 return
-            self._paused.add(member)  # first: a thread that `leave` wakes must find it
-            if self.pauses_everywhere:
-                self._inner.leave(member)
+            self._paused.add(member)  # first: a thread that the inner arbiter wakes must find it
+            self._inner.stand_still(member)
 
     def resume(self, member: str) -> None:
         """Let a paused member go on."""
         with self._standing:
             if member not in self._paused:
                 return
-            if self.pauses_everywhere:
-                self._inner.join(member, *self._terms[member])
+            self._inner.go_on(member, *self._terms[member])
             self._end_pause(member)
 
     def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
@@ -258,7 +254,7 @@ class PausingArbiter(WrappingArbiter):
         interrupts, paused_s = self._interrupts.get(member, 0), 0.0
         try:
             while True:
-                if member in self._paused and resource in self._pauses_at:
+                if member in self._paused:
                     paused_s += self._await_resumption(member, interrupts)
                 try:
                     return paused_s + self._inner.acquire(member, resource)
@@ -278,7 +274,7 @@ class PausingArbiter(WrappingArbiter):
     def yield_point(self, member: str, resource: int) -> float:
         """Wait here while paused, if the resource may be given back within a stage."""
         interrupts = self._interrupts.get(member, 0)
-        if not (member in self._paused and self.pauses_everywhere):
+        if member not in self._paused:
             self._asking.add(asking := (member, threading.get_ident()))
             try:
                 return self._inner.yield_point(member, resource)

@@ -532,7 +532,8 @@ def _state(member: Mapping[str, Any]) -> str:
     if member.get("state") == "running" and member.get("isolation") == "process":
         return "process"
     if member.get("state") == "ended":
-        return f"exit {member.get('exit_code')}"
+        code = member.get("exit_code")
+        return "ended" if code is None else f"exit {code}"
     return str(member.get("state"))
 
 

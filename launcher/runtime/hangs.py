@@ -1,12 +1,9 @@
-"""Members that hang, whose jobs are suspended, and a runtime that hangs.
+"""Members that hang, or are suspended, and a runtime that hangs.
 
-Two findings make a member hang, each only if it holds for the whole timeout:
-
-- *Stopped*: a signal (SIGSTOP) has stopped the script's own process. Where Slurm suspends the pilot
-  job, this watch is stopped as well; where it suspends the member's job, the member is paused and not watched.
-- *Idle*: none of it works, though it holds a resource for which others wait, or has begun to train: no thread or
-  subprocess runs, is ready to run, or waits for a disk, and together they use less CPU than `IDLE_SHARE`. A
-  member that waits for its turn at a resource is not idle.
+A member hangs that is idle for the whole timeout, though it holds a resource for which others wait, or has begun to
+train: no thread or subprocess of it runs, is ready to run, or waits for a disk, and together they use less CPU than
+`IDLE_SHARE`. A member that waits for its turn at a resource is not idle. One that Slurm has suspended, or that a signal
+has stopped (SIGSTOP), is paused and holds nothing: it obstructs no other, and is not watched.
 
 Time in a stage proves nothing: a validation epoch or a checkpoint is work. A member that obstructs no other may wait as
 long as it likes before its first iteration. In a group of several ranks an idle member may wait for its own peers: see
@@ -221,7 +218,6 @@ class Finding:
 
     session: MemberSession
     idle_s: float  # how long none of it has worked
-    stopped_s: float  # how long its process has been stopped
     obstructs: bool  # whether others wait for a resource of it
     timeout_s: float  # how long until it counts as hanging; 0: it never does
 
@@ -229,11 +225,6 @@ class Finding:
     def must_work(self) -> bool:
         """Return whether it must not be idle: others wait for it, or it has begun to train and holds its GPUs."""
         return self.obstructs or self.session.clock.iterations > 0
-
-    @property
-    def stopped(self) -> bool:
-        """Return whether its process has been stopped for too long."""
-        return 0 < self.timeout_s <= self.stopped_s
 
     @property
     def spent_percent(self) -> int:
@@ -248,7 +239,6 @@ Exchange = Callable[[list[Finding], float, float], None]
 @dataclass(slots=True)
 class _Timers:
     idle: IdleTimer
-    stopped: IdleTimer
     timeout_s: float
     threads: ThreadMeter
     iterations: int = 0
@@ -306,12 +296,7 @@ class HangWatch:
         for session in sessions:
             self._warn(session, self._timers[session])
         for finding in findings:
-            if finding.stopped:
-                finding.session.end_as_hung(
-                    f"the script's process was stopped by a signal (SIGSTOP), was not continued for "
-                    f"{finding.timeout_s:g} s, and is ended ({HINT})"
-                )
-            elif self._exchange is None and finding.must_work and finding.spent_percent >= 100:
+            if self._exchange is None and finding.must_work and finding.spent_percent >= 100:
                 finding.session.end_as_hung(idle_cause(f"for {finding.timeout_s:g} s", obstructs=finding.obstructs))
         shortest_s = min([t.timeout_s for t in self._timers.values() if t.timeout_s] or [self._timeout_s])
         interval_s = sampling_interval_s(shortest_s)
@@ -341,7 +326,7 @@ class HangWatch:
         except UsageError as error:
             logger.warning("member %s: %s", session.member, error)
         interval_s = sampling_interval_s(timeout_s)
-        return _Timers(IdleTimer(interval_s, self._now), IdleTimer(interval_s, self._now), timeout_s, ThreadMeter())
+        return _Timers(IdleTimer(interval_s, self._now), timeout_s, ThreadMeter())
 
     def _find(self, session: MemberSession, roots: Mapping[MemberSession, Roots]) -> Finding:
         timers, mine = self._timers[session], roots[session]
@@ -349,11 +334,10 @@ class HangWatch:
         obstructs, waits = self._arbiter.obstructs(session.member), self._arbiter.waits(session.member)
         threads = timers.threads.sample(_threads_of_member(session.member, mine, others))
         idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs, waits))
-        if waits and not obstructs:
+        is_seen = bool(mine.process or mine.threads)
+        if not is_seen or (waits and not obstructs):
             idle_s = 0.0
-        stopped = mine.process != 0 and is_stopped(mine.process)
-        stopped_s = timers.stopped.idle_s(ThreadSample(), stopped)
-        return Finding(session, idle_s, stopped_s if stopped else 0.0, obstructs, timers.timeout_s)
+        return Finding(session, idle_s, obstructs, timers.timeout_s)
 
 
 def idle_cause(scope: str, *, obstructs: bool) -> str:
@@ -392,10 +376,10 @@ def _words_of(pid: int, name: str) -> list[bytes]:
 
 
 class SuspensionWatch:
-    """Pauses members whose jobs are suspended: `scontrol suspend` stops only the processes of the member's own job.
+    """Pauses members whose jobs are suspended: `scontrol suspend` stops the processes of the member's own job.
 
-    The member's `muri run` is one of them, and the runtime knows its process from the socket. Depending on
-    ProctrackType Slurm stops it by SIGSTOP or by the freezer of its control group; the kernel shows both.
+    The script's process is one of them; of a thread it is its `muri run`. The runtime knows it from the socket.
+    Depending on ProctrackType Slurm stops it by SIGSTOP or by the freezer of its control group; the kernel shows both.
     """
 
     def __init__(

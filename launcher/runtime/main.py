@@ -20,9 +20,8 @@ from muri.errors import MuriError, UsageError
 from muri.files import default_run_dir
 from muri.group_spec import GroupSpec, read_group
 from muri.inherited import settle_own
-from muri.launcher.arbitration.arbiter import EVERYWHERE, Arbiter, PausingArbiter
+from muri.launcher.arbitration.arbiter import Arbiter, PausingArbiter
 from muri.launcher.arbitration.switching import Node, make_arbiter
-from muri.launcher.job.stage_clock import SYNCHRONIZE as NETWORK
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.hangs import HangWatch, SuspensionWatch, Watchdog
 from muri.launcher.runtime.link import Place
@@ -173,8 +172,7 @@ class Runtime:
             )
         else:
             arbiter = self._ranks.arbiter
-        pausing = PausingArbiter(arbiter, EVERYWHERE if self._ranks is None else frozenset({NETWORK}))
-        # One rank pauses for all: the others wait for its turn at the network.
+        pausing = PausingArbiter(arbiter)
         self._suspension = SuspensionWatch(self._table.running, pausing)
         name = f"group {','.join(group.ids)}"
         self._trace = None if options.trace is None else open_trace(options.trace, name, shared=in_turns)
@@ -206,8 +204,7 @@ class Runtime:
         reporter = threading.Thread(target=self._report, name="status", daemon=True)
         reporter.start()
         self._hangs.start()
-        if self._options.place is None or self._options.place.rank == 0:
-            self._suspension.start()
+        self._suspension.start()
         while os.read(self._told_to_end, 1) != _END:
             pass  # a signal has come: its handler runs now
         self._end()

@@ -17,7 +17,10 @@ Why no member waits forever:
    So A arrives everywhere, its collective ends, and the next grant is the oldest.
 3. A grant is only made once every rank has reported that this session of the member runs there (`joined`). Where the
    session has ended, its grants are skipped.
-4. When a session fails on one rank, the other ranks are told (`failed`); theirs is ended after a grace if the script's
+4. A suspended member's processes are stopped wherever they are, and their tokens go to others on each rank. A grant
+   that comes meanwhile is owed there: once it goes on, the member has the network for that collective at once, beside
+   the holder's, because its peers may be in it already.
+5. When a session fails on one rank, the other ranks are told (`failed`); theirs is ended after a grace if the script's
    own communication did not notice. When a rank is lost, the order is lost: all other runtimes end, and the
    scheduler puts the members back into the queue.
 
@@ -71,6 +74,14 @@ class RankedArbiter(WrappingArbiter):
         """End the session and free its tokens."""
         self._inner.leave(member)
         self._end(member)
+
+    def stand_still(self, member: str) -> None:
+        """Take its tokens back; the session goes on under the same key, as it does on the other ranks."""
+        self._inner.stand_still(member)
+
+    def go_on(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
+        """Grant it resources again."""
+        self._inner.go_on(member, solo_iteration_s, min_speed)
 
     def acquire(self, member: str, resource: int) -> float:
         """Wait for the resource."""
@@ -166,12 +177,36 @@ class Follower(RankedArbiter):
         self._on_join = on_join
         self._sequence: deque[tuple[str, str]] = deque()
         self._ended: set[tuple[str, str]] = set()
+        self._still: set[str] = set()
+        self._owed: Counter[str] = Counter()
 
     def granted(self, member: str, key: str) -> None:
         """Note that rank 0 gave its network to a member."""
         with self._mutex:
             self._sequence.append((member, key))
         self._fair.dispatch(NETWORK)
+
+    def stand_still(self, member: str) -> None:
+        """Take its tokens back; others do not wait for it to take its turn at the network."""
+        with self._mutex:
+            self._still.add(member)
+        super().stand_still(member)
+        self._fair.dispatch(NETWORK)
+
+    def go_on(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
+        """Grant it resources again."""
+        with self._mutex:
+            self._still.discard(member)
+        super().go_on(member, solo_iteration_s, min_speed)
+
+    def acquire(self, member: str, resource: int) -> float:
+        """Wait for the resource; have the network at once where the turn has come while the member stood still."""
+        if resource == NETWORK:
+            with self._mutex:
+                if self._owed[member]:
+                    self._owed[member] -= 1
+                    return 0.0
+        return self._inner.acquire(member, resource)
 
     def _begin(self, member: str, key: str) -> None:
         with self._mutex:
@@ -184,13 +219,16 @@ class Follower(RankedArbiter):
             key = self._present.pop(member, None)
             if key is not None:
                 self._ended.add((member, key))
+            self._still.discard(member)
+            self._owed.pop(member, None)
         self._fair.dispatch(NETWORK)
 
     def _next(self, waiting: list[str]) -> str | None:
         """Return the next member in rank 0's sequence; None while it does not wait here, or there is none."""
         with self._mutex:
-            while self._sequence and self._sequence[0] in self._ended:
-                self._sequence.popleft()
+            while self._sequence and (self._sequence[0] in self._ended or self._sequence[0][0] in self._still):
+                member, key = self._sequence.popleft()
+                self._owed[member] += self._present.get(member) == key
             if not self._sequence:
                 return None
             member, key = self._sequence[0]

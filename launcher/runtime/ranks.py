@@ -1,9 +1,7 @@
 """One runtime of a group of several ranks: its arbiter, lost peers, members that hang or are orphaned."""
 
-import contextlib
 import errno
 import logging
-import os
 import signal
 import threading
 from collections import Counter
@@ -36,6 +34,9 @@ LOSS_GRACE_S: Final = 2.0
 SILENCE_FACTOR: Final = 2.0
 """How many hang timeouts a rank's runtime may be silent for: a runtime is more likely to be busy than a script."""
 
+
+BY_SIGNAL: Final = -1
+"""Stands for the exit code of a script's process that has told none: only a signal ends it without."""
 
 Run = tuple[str, str]
 """A member and its session's key, which is the same on all ranks."""
@@ -118,7 +119,6 @@ class Ranks:
         self._lost = threading.Event()
         self._silence: dict[int, IdleTimer] = {}
         self._heard: Counter[int] = Counter()
-        self._errors: dict[str, int] = {}
         self._idle_reports = IdleReports()
         self._incomplete = clock.lock()
         self._incomplete.acquire()
@@ -176,16 +176,15 @@ class Ranks:
             f"{self.place.rank} of {self.place.world_size}; start one `muri run` per GPU with srun or torchrun",
         }
 
-    def announce(self, request: AttachRequest, stderr: int) -> None:
+    def announce(self, request: AttachRequest) -> None:
         """Announce a session that is about to start."""
         self.arbiter.announce(request.job_id, session_key(request.environment))
-        self._forget_error(request.job_id)
-        self._errors[request.job_id] = os.dup(stderr)
 
     def ended(self, session: MemberSession) -> None:
         """Tell the other ranks that a session ended on this rank."""
-        member, code = session.member, session.exit_code or 0
-        self._forget_error(member)
+        member, code = session.member, session.exit_code
+        if code is None:
+            code = 0 if session.lost else BY_SIGNAL
         key = self.arbiter.key_of(member)
         if self._leader is not None:
             self._note_left(0, member, key, code)
@@ -306,15 +305,10 @@ class Ranks:
             scope = f"on any of its ranks (this is {self.place.rank})"
             session.end_as_hung(idle_cause(scope, obstructs=self.arbiter.obstructs(member)))
 
-    def _forget_error(self, member: str) -> None:
-        file = self._errors.pop(member, None)
-        if file is not None:
-            os.close(file)
-
     def _peer_failed(self, member: str, key: str, rank: int, code: int) -> None:
         session = self._running(member, key)
         if session is not None:
-            logger.warning("member %s failed on rank %d with exit code %d", member, rank, code)
+            logger.warning("member %s failed: rank %d %s", member, rank, _ending(code))
             call_later(PEER_GRACE_S, self._end_orphan, session, rank, code)
 
     def _running(self, member: str, key: str) -> MemberSession | None:
@@ -326,10 +320,13 @@ class Ranks:
         if session.ended.is_set():
             return
         text = (
-            f"muri: rank {rank} of job {session.member} ended with exit code {code}; rank {self.place.rank} cannot go "
-            f"on without it, did not end by itself within {PEER_GRACE_S:g} s, and is ended\n"
+            f"rank {rank} of job {session.member} {_ending(code)}; rank {self.place.rank} cannot go on without it, did "
+            f"not end by itself within {PEER_GRACE_S:g} s, and is ended"
         )
-        with contextlib.suppress(KeyError, OSError):
-            os.write(self._errors[session.member], text.encode())
-        logger.warning(text.strip())
+        session.tell(text)
+        logger.warning(text)
         session.end(signal.SIGTERM)
+
+
+def _ending(code: int) -> str:
+    return "was ended by a signal" if code == BY_SIGNAL else f"ended with exit code {code}"

@@ -200,7 +200,7 @@ class Server:
             variables = self._variables(request)
             request = replace(request, environment={**request.environment, **variables})
             if self._ranks is not None and refusal is None:
-                self._ranks.announce(request, files[2])
+                self._ranks.announce(request)
             session = None if refusal else self._factory.make(request, (files[0], files[1], files[2]), process)
         except BaseException:
             _close_all(files)

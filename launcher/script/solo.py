@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from muri.errors import MuriError
 from muri.inherited import working_directory
@@ -161,12 +161,27 @@ class _Ending:
         if self.code is not None:
             gate.exit(self.code)
 
+    def tell_of_plain_ends(self) -> None:
+        """Tell it also where the script ends by `os._exit`, which passes over what is registered for its end."""
+        plain, own = os._exit, os.getpid()
+
+        @functools.wraps(plain)
+        def _exit(status: int) -> NoReturn:
+            gate = gate_from_environment(os.environ)
+            if gate is not None and os.getpid() == own and isinstance(status, int):
+                gate.exit(status & 0xFF)
+            plain(status)
+
+        os._exit = _exit
+
 
 def _execute(loaded: script.LoadedScript) -> None:
     ending = _Ending()
     # Registered first, so that they are called last, the first one of them last of all.
     atexit.register(ending.interrupt)
     atexit.register(ending.tell)
+    if is_gated(os.environ):
+        ending.tell_of_plain_ends()
     script.wait_for_gloo_at_exit()
     try:
         exec(loaded.code, loaded.module.__dict__)

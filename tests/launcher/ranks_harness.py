@@ -106,6 +106,7 @@ class RankedLauncher:
 
     def start(self, *members: str, options: tuple[str, ...] = ()) -> None:
         """Start all runtimes and wait until they take members."""
+        self.launcher.give_grant()
         port = free_port()
         for rank in range(self.world_size):
             command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", ""]

@@ -6,10 +6,9 @@ import pytest
 from virtual_clock import VirtualClock
 
 from muri.launcher.arbitration.arbiter import PausingArbiter, WaitInterruptedError
-from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 
-GPU, NETWORK = 2, 3
+GPU = 2
 DISCIPLINES = ["auto", "fair", "lockstep", "plain"]
 
 
@@ -107,24 +106,3 @@ def test_a_paused_member_can_be_ended(discipline: str, end: str) -> None:
     group.arbiter.join("a")  # its next session is not paused
     group.clock.finish(group.asks("a", GPU))
     assert group.ended[-1] == "a after 0 s"
-
-
-def test_between_ranks_a_member_stops_only_at_its_next_turn_at_the_network() -> None:
-    clock = VirtualClock()
-    arbiter = PausingArbiter(FairArbiter(clock), frozenset({NETWORK}), clock)
-    for member in "ab":
-        arbiter.join(member, 1.0)
-    arbiter.acquire("a", NETWORK)
-    arbiter.pause("a")
-    assert arbiter.holders()[NETWORK] == "a"  # its peers are in the collective
-    assert arbiter.yield_point("a", NETWORK) == 0.0
-    assert arbiter.acquire("a", GPU) == 0.0
-    arbiter.release("a", NETWORK)
-    waits = clock.start(arbiter.acquire, "a", NETWORK)
-    clock.settle()
-    assert arbiter.acquire("b", NETWORK) == 0.0
-    arbiter.release("b", NETWORK)
-    assert clock.is_under_way(waits)
-    arbiter.resume("a")
-    clock.finish(waits)
-    assert arbiter.holders()[NETWORK] == "a"

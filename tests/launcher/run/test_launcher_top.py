@@ -146,11 +146,12 @@ def test_states_are_told() -> None:
         "3": member(state="waiting", script="", share={}, speed=None, iterations_per_s=None),
         "5": member(solo_iteration_s=None, predicted_speed=None),
         "6": member(paused=True, isolation="process"),
+        "7": member(state="ended", exit_code=None, share={}, speed=None, iterations_per_s=None),
     }
     fault = {"fault": {"cause": "CUDA error: launch failed", "culprits": ["4"]}}
     text = shown(GroupView(Path("s"), status(**members) | fault, 99))
     lines = {line.split()[0]: line for line in text.splitlines() if line}
-    told = {"1": "exit 3", "2": "process", "3": "waiting", "5": "~0.61", "6": "paused"}
+    told = {"1": "exit 3", "2": "process", "3": "waiting", "5": "~0.61", "6": "paused", "7": "ended"}
     assert [name for name, word in told.items() if word not in lines[name]] == []
     assert "Error of the GPU: CUDA error" in text
     assert "has not written for 99 s" in text

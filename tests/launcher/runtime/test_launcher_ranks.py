@@ -19,7 +19,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankedLaunch
     """The runtimes of two ranks with PyTorch loaded, for all tests that leave them running."""
     with launcher_in(tmp_path_factory.mktemp("two-ranks")) as launcher:
         ranked = RankedLauncher(launcher, 2)
-        ranked.start(*map(str, range(101, 111)), options=("--preload", "torch"))
+        ranked.start(*map(str, range(101, 113)), options=("--preload", "torch"))
         yield ranked
 
 
@@ -82,12 +82,36 @@ def test_a_member_of_which_a_rank_fails_or_that_is_cancelled_ends_on_all_ranks_a
     until(lambda: all("9 " in ranked.out("103", rank) for rank in range(2)), "the first iterations")
     for process in cancelled:
         process.send_signal(signal.SIGTERM)
-    assert [ends(process) for process in cancelled] == [128 + signal.SIGTERM] * 2
+    assert [ends(process) for process in cancelled] == [-signal.SIGTERM] * 2
     assert [ends(process) for process in going_on] == [0, 0]
     assert "79 " in ranked.out("104", 0)
 
 
-def test_a_killed_runtime_ends_all_and_no_script_counts_as_done(launcher: Launcher) -> None:
+ONE_LEAVES = """
+    import os, signal, sys, time
+    import muri
+    for step in muri.batches(range(2)):
+        pass
+    print("trained", flush=True)
+    if os.environ["SLURM_PROCID"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == "killed" else os._exit(0)
+    time.sleep(15)
+    print("saved", flush=True)
+"""
+
+
+def test_ranks_whose_peer_was_killed_are_ended_and_read_why_and_those_whose_peer_has_left_go_on(
+    two_ranks: RankedLauncher,
+) -> None:
+    script = two_ranks.launcher.script(ONE_LEAVES, "one_leaves.py")
+    killed, left = (two_ranks.member(job, way, script=script) for job, way in (("111", "killed"), ("112", "left")))
+    assert [ends(process) for process in killed] == [-signal.SIGTERM, -signal.SIGKILL]
+    assert [ends(process) for process in left] == [0, 0]
+    assert "muri: rank 1 of job 111 was ended by a signal; rank 0 cannot go on" in two_ranks.out("111", 0, "err")
+    assert [two_ranks.out(job, 0) for job in ("111", "112")] == ["trained\n", "trained\nsaved\n"]
+
+
+def test_a_killed_runtime_ends_all_and_the_scripts_go_on_until_their_job_goes_back(launcher: Launcher) -> None:
     ranked = RankedLauncher(launcher, 2)
     ranked.start("101", "102")
     processes = ranked.member("101", 1, 100000, -1, "explicit")
@@ -96,7 +120,9 @@ def test_a_killed_runtime_ends_all_and_no_script_counts_as_done(launcher: Launch
     ranked.runtimes[1].send_signal(signal.SIGKILL)
     assert ends(ranked.runtimes[0]) == 1
     assert "rank 0 ends, and its members go back to the queue" in ranked.log(0)
-    assert [ends(process) for process in processes] == [75] * 4
+    done = {(job, rank): ranked.out(job, rank).count("\n") for job in ("101", "102") for rank in range(2)}
+    until(lambda: all(ranked.out(*place).count("\n") > count + 5 for place, count in done.items()), "more iterations")
+    assert [process.poll() for process in processes] == [None] * 4
 
 
 def test_a_member_that_is_not_one_process_per_gpu_is_refused(two_ranks: RankedLauncher) -> None:

@@ -20,7 +20,7 @@ from virtual_clock import VirtualClock
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import UsageError
 from muri.group_spec import GroupSpec, MemberSpec
-from muri.launcher.arbitration.arbiter import WaitInterruptedError
+from muri.launcher.arbitration.arbiter import PausingArbiter, WaitInterruptedError
 from muri.launcher.job.environment import missing_variables, task_of
 from muri.launcher.job.stage_clock import SYNCHRONIZE as NETWORK
 from muri.launcher.job.stage_clock import TURNS, TURNS_INDEX
@@ -28,7 +28,7 @@ from muri.launcher.runtime.link import RETRY_S, Listener, Place, RankLink, RankL
 from muri.launcher.runtime.main import KEY_VARIABLE, PORT_VARIABLE, parse_place
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.network_order import Follower, Leader, RankedArbiter, session_key
-from muri.launcher.runtime.ranks import Ranks
+from muri.launcher.runtime.ranks import BY_SIGNAL, Ranks
 from muri.launcher.sessions.setup import MemberSession
 
 KEY = b"k" * 64
@@ -49,9 +49,9 @@ class Noting(Ranks):
     def _rank_lost(self, cause: str) -> None:
         self.losses.append(cause)
 
-    def fails(self, member: str, code: int) -> None:
+    def fails(self, member: str, code: int | None, *, lost: bool = False) -> None:
         """End a member's session with an exit code."""
-        self.ended(cast(MemberSession, SimpleNamespace(member=member, exit_code=code)))
+        self.ended(cast(MemberSession, SimpleNamespace(member=member, exit_code=code, lost=lost)))
 
 
 class Group:
@@ -242,6 +242,100 @@ def test_random_requests_come_to_an_end_in_one_order(group: Group) -> None:
     assert orders[1] == orders[0]
     assert orders[2] == orders[0]
     assert len(orders[0]) == rounds * len(members)
+
+
+def test_who_stands_still_keeps_the_network_from_no_other_and_has_its_turn_later(group: Group) -> None:
+    group.join("1")
+    group.join("2")
+    leader, follower, third = (ranks.arbiter for ranks in group.ranks)
+    leader.acquire("1", NETWORK)  # it is in a collective, to which its peer on rank 1 has yet to come
+    third.acquire("1", NETWORK)
+    second = Asking(follower.acquire, "2", NETWORK)
+    assert isinstance(follower, Follower)
+    until(lambda: follower._sequence, "the grant")
+    assert second.waits(follower)
+    for arbiter in (leader, follower, third):
+        arbiter.stand_still("1")
+    leader.acquire("2", NETWORK)
+    third.acquire("2", NETWORK)
+    assert isinstance(second.result(DEADLINE_S), float)
+    with pytest.raises(WaitInterruptedError):
+        leader.acquire("1", NETWORK)
+    for arbiter in (leader, follower, third):
+        arbiter.go_on("1")
+    follower.acquire("1", NETWORK)  # beside 2: its peers are in the collective already
+    assert follower.holders()[NETWORK] == "2"
+    follower.release("1", NETWORK)
+    assert follower.holders()[NETWORK] == "2"
+    again = Asking(follower.acquire, "1", NETWORK)
+    assert again.waits(follower)
+    leader.release("2", NETWORK)
+    leader.acquire("1", NETWORK)
+    follower.release("2", NETWORK)
+    assert isinstance(again.result(DEADLINE_S), float)
+
+
+def test_the_next_run_of_a_member_that_ended_standing_still_is_owed_nothing(group: Group) -> None:
+    group.join("1")
+    leader, follower = group.ranks[0].arbiter, group.ranks[1].arbiter
+    assert isinstance(follower, Follower)
+    leader.acquire("1", NETWORK)
+    until(lambda: follower._sequence, "the grant")
+    follower.stand_still("1")
+    for ranks in group.ranks:
+        ranks.arbiter.leave("1")
+    group.join("1", but=0)
+    next_run = Asking(follower.acquire, "1", NETWORK)
+    assert next_run.waits(follower)
+    follower.interrupt("1")
+    assert isinstance(next_run.exception(DEADLINE_S), WaitInterruptedError)
+
+
+def test_random_pauses_at_random_places_on_each_rank_keep_no_collective_from_its_end(group: Group) -> None:
+    members, rounds = ("1", "2", "3"), 40
+    arbiters = [PausingArbiter(ranks.arbiter) for ranks in group.ranks]
+    for ranks, arbiter in zip(group.ranks, arbiters, strict=True):
+        for member in members:
+            ranks.arbiter.announce(member, "0.0.0")
+            arbiter.join(member)
+    barriers = {member: threading.Barrier(len(arbiters), timeout=DEADLINE_S) for member in members}
+    over = threading.Event()
+
+    def train(rank: int, member: str) -> None:
+        delays = random.Random(f"{rank}{member}")
+        for _ in range(rounds):
+            for resource in (1, 2):
+                arbiters[rank].acquire(member, resource)
+                over.wait(delays.uniform(0, 0.0005))
+                arbiters[rank].release(member, resource)
+            arbiters[rank].acquire(member, NETWORK)
+            barriers[member].wait()
+            arbiters[rank].release(member, NETWORK)
+
+    def suspend(rank: int, member: str) -> None:
+        delays = random.Random(f"suspend {rank}{member}")
+        while not over.wait(delays.uniform(0, 0.01)):
+            arbiters[rank].pause(member)
+            over.wait(delays.uniform(0, 0.005))
+            arbiters[rank].resume(member)
+
+    places = [(rank, member) for rank in range(len(arbiters)) for member in members]
+    pauses = [Asking(suspend, *place) for place in places if place[1] != "3"]
+    running = [Asking(train, *place) for place in places]
+    assert [each.result(DEADLINE_S) for each in running] == [None] * len(running)
+    over.set()
+    assert [each.result(DEADLINE_S) for each in pauses] == [None] * len(pauses)
+
+
+@pytest.mark.parametrize(("code", "lost", "told"), [(None, False, BY_SIGNAL), (None, True, 0), (7, False, 7)])
+def test_only_a_script_that_a_signal_ended_fails_without_an_exit_code(
+    group: Group, code: int | None, lost: bool, told: int
+) -> None:
+    group.join("1")
+    group.ranks[1].fails("1", code, lost=lost)
+    group.ranks[1].fails("1", 9)
+    until(lambda: {failure[-1] for failure in group.failures} >= {9}, "the others to be told")
+    assert {failure[-1] for failure in group.failures} - {9} == {told} - {0}
 
 
 @pytest.fixture
