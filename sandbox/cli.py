@@ -84,8 +84,9 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus-per-node", type=int, default=shape.gpus_per_node, help="default: %(default)s")
     parser.add_argument("--cpus-per-node", type=int, default=shape.cpus_per_node,
                         help="virtual CPUs, bookkeeping only (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--partition", action="append", default=[], metavar="NAME=NODES",
-                        help="a partition beside main, such as small=n[1-2]; may be repeated")  # fmt: skip
+    parser.add_argument("--partition", action="append", default=[], metavar="NAME=NODES[:N]",
+                        help="a partition beside main, such as small=n[1-2]; with N, that many jobs that ask for it "
+                             "may share a CPU (default: 8, 1: none); may be repeated")  # fmt: skip
     parser.add_argument("--accounting", action="store_true",
                         help="with a database, accounts, QOS, limits and node features")  # fmt: skip
     parser.add_argument("--site", action="store_true",

@@ -126,11 +126,24 @@ def _mirror_of_apt() -> str:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition, the names of its nodes and the longest time limit of a job there, in Slurm's notation."""
+    """A partition.
+
+    Attributes:
+        nodes: Their names, in Slurm's notation.
+        max_time: The longest time limit of a job there, in Slurm's notation.
+        jobs_per_cpu: How many jobs that ask for it may hold a CPU at once, as in `OverSubscribe=YES:8`;
+            1: none shares, `OverSubscribe=NO`.
+    """
 
     name: str
     nodes: str
     max_time: str = "INFINITE"
+    jobs_per_cpu: int = 8
+
+    @property
+    def oversubscribe(self) -> str:
+        """Return the value of `OverSubscribe` in slurm.conf."""
+        return f"YES:{self.jobs_per_cpu}" if self.jobs_per_cpu > 1 else "NO"
 
 
 SITE_PARTITIONS = (Partition("gpu", "ALL", "2-00:00:00"), Partition("debug", "ALL", "01:00:00"))
@@ -223,11 +236,15 @@ class Shape:
 
 
 def parse_partition(text: str) -> Partition:
-    """Read `NAME=NODES`, such as `small=n[1-2]`."""
-    name, separator, nodes = text.partition("=")
-    if not (separator and name.isidentifier() and nodes):
-        raise UsageError(f"--partition {text!r} is malformed: write NAME=NODES, for example small=n[1-2]")
-    return Partition(name, nodes)
+    """Read `NAME=NODES` or `NAME=NODES:JOBS_PER_CPU`, such as `small=n[1-2]` or `small=n[1-2]:1`."""
+    parts = re.fullmatch(r"(\w+)=([^:]+)(?::([1-9]\d{0,2}))?", text)
+    if not (parts and parts[1].isidentifier()):
+        raise UsageError(
+            f"--partition {text!r} is malformed: write NAME=NODES or NAME=NODES:JOBS_PER_CPU, for example small=n[1-2] "
+            "or small=n[1-2]:1"
+        )
+    partition = Partition(parts[1], parts[2])
+    return replace(partition, jobs_per_cpu=int(parts[3])) if parts[3] else partition
 
 
 def with_partitions(shape: Shape, texts: list[str]) -> Shape:
@@ -371,6 +388,6 @@ def _partition_lines(shape: Shape) -> str:
     own = SITE_PARTITIONS if shape.site else (Partition("main", "ALL"),)
     return "\n".join(
         f"PartitionName={partition.name} Nodes={partition.nodes} Default={'YES' if index == 0 else 'NO'} "
-        f"MaxTime={partition.max_time} DefaultTime=60 OverSubscribe=YES State=UP"
+        f"MaxTime={partition.max_time} DefaultTime=60 OverSubscribe={partition.oversubscribe} State=UP"
         for index, partition in enumerate((*own, *shape.extra_partitions))
     )

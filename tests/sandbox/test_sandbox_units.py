@@ -27,6 +27,7 @@ SITE = instance.Instance("x", "trixie", "24.11.5", 1, 2, 16, 7, 1, "2026-01-01T0
         (lambda: Shape(site=True), "a site has accounting"),
         (lambda: Shape(constrained=True), "only a site's devices"),
         (lambda: cluster.parse_partition("small="), "NAME=NODES"),
+        (lambda: cluster.parse_partition("small=n1:0"), "small=n.1-2.:1"),
         (lambda: cli._variables(["=x"]), "NAME=VALUE"),
         (lambda: InstancePaths("../x"), "not a valid name"),
         (lambda: suite_named("sarge"), "bookworm, forky, trixie"),
@@ -53,6 +54,18 @@ def test_a_sites_hosts_have_what_is_theirs(tmp_path: Path) -> None:
     assert {"slurm.conf", "gres.conf", "munge.key", "muri.conf"} <= names
     assert names & {"slurm.key", "slurmdbd.conf", "job_submit.lua", "sandbox.cnf"} == set()
     assert {"/home", "/opt/muri/pyslurm"} & {bind.target for bind in hosts["n1"].binds} == {"/home"}
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "oversubscribe"),
+    [("small=n[1-2]", "n[1-2]", "YES:8"), ("small=n1,n3:2", "n1,n3", "YES:2"), ("small=n1:1", "n1", "NO")],
+)
+def test_a_partition_says_how_many_jobs_may_share_a_cpu(text: str, nodes: str, oversubscribe: str) -> None:
+    shape = cluster.with_partitions(Shape(), [text])
+    lines = cluster.slurm_files(shape, SUITES["forky"], "x")["/etc/slurm/slurm.conf"].splitlines()
+    partitions = [line.split() for line in lines if line.startswith("PartitionName=")]
+    assert [{"PartitionName=main", "OverSubscribe=YES:8"} <= set(words) for words in partitions] == [True, False]
+    assert {"PartitionName=small", f"Nodes={nodes}", f"OverSubscribe={oversubscribe}"} <= set(partitions[1])
 
 
 def test_a_bare_site_knows_nothing_of_muri() -> None:
