@@ -11,6 +11,8 @@ from sandbox.support import CHECKOUT, CONTROLLER, JOB_SUBMIT_TARGET, SPANK_TARGE
 
 SPANK_SOURCE = CHECKOUT / "slurm_plugin/spank"
 JOB_SUBMIT_SOURCE = CHECKOUT / "slurm_plugin/job_submit"
+_UNIFIED_SOURCE = CHECKOUT / "sandbox/unified_cgroup.c"
+_UNIFIED_LIBRARY = "/usr/local/lib/unified_cgroup.so"
 
 #: `sinfo`'s columns that `parse_nodes` reads: name, state, reason.
 SINFO_FORMAT = "%N|%T|%E"
@@ -61,6 +63,17 @@ def install_job_submit(instance: Instance, progress: Progress) -> bool:
     for source in JOB_SUBMIT_SOURCE.glob("*.lua"):
         shutil.copy(source, target / source.name)
     return True
+
+
+def hide_old_hierarchies(instance: Instance) -> None:
+    """Let all programs on the nodes see cgroups as on a machine that has version 2 alone; Slurm's plugin insists."""
+    compiler = ("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", _UNIFIED_LIBRARY, str(_UNIFIED_SOURCE))
+    require(instance, *compiler, logs=())
+    for node in instance.node_names:
+        root = instance.root_of(node)
+        library = _UNIFIED_LIBRARY.removeprefix("/")
+        shutil.copy(instance.root_of(CONTROLLER) / library, root / library)
+        (root / "etc/ld.so.preload").write_text(f"{_UNIFIED_LIBRARY}\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)
