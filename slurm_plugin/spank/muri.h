@@ -115,8 +115,8 @@ int muri_make_run_dir(const char *parent, uid_t uid, gid_t gid, char *error, siz
  *
  *   job-N    a job that holds GPUs here, from its prolog to its epilog: uid, gpus (numbers as in SLURM_JOB_GPUS). It
  *            proves that slurmd knows the plugin.
- *   grant-M  job M may open what another job holds: pilot, uid, gate (hold or license), cgroup (the directory of job
- *            M's processes; empty while no device has been opened for one).
+ *   grant-M  a run of job M may open what another job holds: pilot, uid, run (its restart count), gate (hold or
+ *            license), cgroup (the directory of job M's processes; empty while no device has been opened for one).
  *   lock     held while files are read and written, and while devices are opened for a grant. Once job-N is taken
  *            away under the lock, every grant from N with an open device has its cgroup.
  */
@@ -136,6 +136,7 @@ struct muri_grant {
 	uint32_t job;	/* the member */
 	uint32_t pilot;
 	uid_t uid;
+	uint32_t run;	/* how often Slurm had requeued the job: a later run is not granted anything */
 	bool license;	/* it waits behind a license, not a hold */
 	char cgroup[MURI_CGROUP_SIZE];
 };

@@ -251,8 +251,8 @@ int muri_grant_write(int node, const struct muri_grant *grant)
 
 	if (strchr(grant->cgroup, '\n'))
 		return not_a_line();
-	snprintf(text, sizeof(text), "pilot=%lu\nuid=%lu\ngate=%s\ncgroup=%s\n", (unsigned long)grant->pilot,
-		 (unsigned long)grant->uid, grant->license ? GATE_LICENSE : GATE_HOLD, grant->cgroup);
+	snprintf(text, sizeof(text), "pilot=%lu\nuid=%lu\nrun=%lu\ngate=%s\ncgroup=%s\n", (unsigned long)grant->pilot,
+		 (unsigned long)grant->uid, (unsigned long)grant->run, grant->license ? GATE_LICENSE : GATE_HOLD, grant->cgroup);
 	name_file(name, GRANT_NAME, grant->job);
 	return put(node, name, text);
 }
@@ -266,7 +266,7 @@ int muri_grant_read(int node, uint32_t job, struct muri_grant *grant)
 	if (get(node, name, text))
 		return -1;
 	if (!number_of(text, "pilot", &grant->pilot) || !number_of(text, "uid", &uid) ||
-	    !value_of(text, "gate", gate, sizeof(gate)) ||
+	    !number_of(text, "run", &grant->run) || !value_of(text, "gate", gate, sizeof(gate)) ||
 	    !value_of(text, "cgroup", grant->cgroup, sizeof(grant->cgroup)))
 		return not_a_line();
 	grant->job = job;

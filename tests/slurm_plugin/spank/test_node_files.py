@@ -52,10 +52,10 @@ def test_a_grant_is_written_read_and_found_by_its_pilot(run: Run, place: Path) -
         ("9", "7", "license", "/sys/x/job_9"),
         ("10", "6", "hold", ""),
     ):
-        assert run("write-grant", job, pilot, "1000", gate, cgroup).returncode == 0
-    assert (place / "grant-9").read_text() == "pilot=7\nuid=1000\ngate=license\ncgroup=/sys/x/job_9\n"
-    assert run("read-grant", "9").stdout == "9 7 1000 license /sys/x/job_9\n"
-    assert run("read-grant", "8").stdout == "8 7 1000 hold \n"
+        assert run("write-grant", job, pilot, "1000", "2", gate, cgroup).returncode == 0
+    assert (place / "grant-9").read_text() == "pilot=7\nuid=1000\nrun=2\ngate=license\ncgroup=/sys/x/job_9\n"
+    assert run("read-grant", "9").stdout == "9 7 1000 2 license /sys/x/job_9\n"
+    assert run("read-grant", "8").stdout == "8 7 1000 2 hold \n"
     (place / "grant-x").write_text("pilot=7\n")
     assert sorted(run("grants", "7").stdout.split()) == ["8", "9"]
     run("remove-grant", "9")
@@ -84,7 +84,7 @@ def test_a_broken_file_is_refused(run: Run, place: Path, text: str) -> None:
 
 def test_a_line_end_in_a_value_is_refused(run: Run) -> None:
     assert run("write-job", "7", "1000", "0\nuid=0").returncode == 1
-    assert run("write-grant", "8", "7", "1000", "hold", "/a\npilot=1").returncode == 1
+    assert run("write-grant", "8", "7", "1000", "0", "hold", "/a\npilot=1").returncode == 1
 
 
 @pytest.mark.parametrize("name", ["job-7", ".new", "lock"])

@@ -3,8 +3,8 @@
  *
  *   try_node PARENT NODE VERB WORD…
  *
- * Verbs: write-job ID UID GPUS, read-job ID, remove-job ID, write-grant JOB PILOT UID hold|license CGROUP,
- * read-grant JOB, remove-grant JOB, grants PILOT, hold (takes the lock, says so and keeps it until its input ends).
+ * Verbs: write-job ID UID GPUS, read-job ID, remove-job ID, write-grant JOB PILOT UID RUN hold|license
+ * CGROUP, read-grant JOB, remove-grant JOB, grants PILOT, hold (takes the lock, says so and keeps it until its input ends).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -46,8 +46,9 @@ static int write_grant(int node, char *words[])
 {
 	struct muri_grant grant = {.job = number(words[0]), .pilot = number(words[1]), .uid = number(words[2])};
 
-	grant.license = strcmp(words[3], "license") == 0;
-	snprintf(grant.cgroup, sizeof(grant.cgroup), "%s", words[4]);
+	grant.run = number(words[3]);
+	grant.license = strcmp(words[4], "license") == 0;
+	snprintf(grant.cgroup, sizeof(grant.cgroup), "%s", words[5]);
 	return outcome(muri_grant_write(node, &grant));
 }
 
@@ -67,8 +68,8 @@ static int read_grant(int node, uint32_t id)
 
 	if (muri_grant_read(node, id, &grant))
 		return outcome(-1);
-	printf("%lu %lu %lu %s %s\n", (unsigned long)grant.job, (unsigned long)grant.pilot, (unsigned long)grant.uid,
-	       grant.license ? "license" : "hold", grant.cgroup);
+	printf("%lu %lu %lu %lu %s %s\n", (unsigned long)grant.job, (unsigned long)grant.pilot,
+	       (unsigned long)grant.uid, (unsigned long)grant.run, grant.license ? "license" : "hold", grant.cgroup);
 	return 0;
 }
 
@@ -109,7 +110,7 @@ int main(int count, char *words[])
 		return hold(node);
 	if (strcmp(verb, "write-job") == 0 && count == 7)
 		return write_job(node, words + 4);
-	if (strcmp(verb, "write-grant") == 0 && count == 9)
+	if (strcmp(verb, "write-grant") == 0 && count == 10)
 		return write_grant(node, words + 4);
 	if (count != 5)
 		return 64;
