@@ -90,6 +90,7 @@ def _start(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm
     if pyslurm.reason:
         progress.step(pyslurm.reason)
     if not shape.bare:
+        daemons.install_cli_filter(instance)
         instance = replace(
             instance,
             spank=daemons.install_spank(instance, progress),

@@ -35,6 +35,10 @@ SPANK_PLUGIN(muri, 1)
 #define MURI_CARRIER "SLURM_SPANK_MURI_JOB"
 #define MURI_JOB_VARIABLE "MURI_JOB"
 
+/* In the environment of a member: its pilot job, and what each task of a step sees (cli_filter/muri.lua). */
+#define MURI_PILOT_VARIABLE "MURI_PILOT"
+#define MURI_STEP_GPUS_VARIABLE "MURI_STEP_GPUS"
+
 /* The variables in which Slurm exports the options of a job: a fixed prefix, plugin, option. */
 #define MURI_EXPORTED "SLURM_SPANK__SLURM_SPANK_OPTION_muri_muri"
 #define MURI_EXPORTED_NO "SLURM_SPANK__SLURM_SPANK_OPTION_muri_no_muri"
@@ -132,8 +136,28 @@ static int register_options(spank_t spank)
 	return 0;
 }
 
+/*
+ * Keep what belongs to a member's step to it. A member may submit jobs that are not members. A step's own
+ * part of the GPUs is not that of the steps it starts. And srun would ask slurmctld for what is counted by the GPU,
+ * which it refuses in a step without GPUs of Slurm's; cli_filter/muri.lua can replace options of srun, but not unset them.
+ */
+static void forget_member(void)
+{
+	static const char *const counted_by_gpu[] = {
+		"SLURM_CPUS_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES",
+	};
+	bool is_step = spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID");
+
+	unsetenv(MURI_STEP_GPUS_VARIABLE);
+	if (!is_step)
+		unsetenv(MURI_PILOT_VARIABLE);
+	for (size_t i = 0; getenv(MURI_PILOT_VARIABLE) && i < sizeof(counted_by_gpu) / sizeof(counted_by_gpu[0]); i++)
+		unsetenv(counted_by_gpu[i]);
+}
+
 static int client_init(spank_t spank)
 {
+	forget_member();
 	/*
 	 * Slurm exports the options of a job into its environment, and sbatch, salloc and srun take
 	 * them up again from there. A job submitted from inside a Muri job must not be marked unasked,

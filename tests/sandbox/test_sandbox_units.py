@@ -57,7 +57,7 @@ def test_a_sites_hosts_have_what_is_theirs(tmp_path: Path, version: str, hierarc
     (cgroup_conf,) = (file.text for file in hosts["n1"].files if file.path == "/etc/slurm/cgroup.conf")
     assert f"CgroupPlugin=cgroup/{version}\nConstrainDevices=yes\n" in cgroup_conf
     names = {Path(file.path).name for file in hosts["n1"].files}
-    assert {"slurm.conf", "gres.conf", "munge.key", "muri.conf"} <= names
+    assert {"slurm.conf", "gres.conf", "munge.key", "muri.conf", "cli_filter.lua"} <= names
     assert names & {"slurm.key", "slurmdbd.conf", "job_submit.lua", "sandbox.cnf"} == set()
     assert {"/home", "/opt/muri/pyslurm"} & {bind.target for bind in hosts["n1"].binds} == {"/home"}
 

@@ -79,6 +79,15 @@ def test_the_sites_own_job_submit_rules_beside_muris(site: Driver) -> None:
     assert fields["AdminComment"].startswith("muri:on")
 
 
+def test_the_sites_own_cli_filter_rules_beside_muris(site: Driver) -> None:
+    member = {"MURI_PILOT": "1", "SLURM_JOB_ID": "999", "SLURM_JOB_GPUS": "0"}
+    said_of = {"forbidden": "site: no step has this name", "allowed": "muri: the step asks for more GPUs"}
+    for host in ("login", "n1"):
+        for name, said in said_of.items():
+            with pytest.raises(CommandError, match=said):
+                site.run("srun", f"--job-name={name}", "--gpus=2", "true", env=member, on=host)
+
+
 @on_constrained_sites(*SUITES)
 def test_a_job_opens_the_gpus_that_it_was_given_and_no_others(site: Driver) -> None:
     gpus = ["/dev/muri-gpu0", "/dev/muri-gpu1"]
