@@ -55,6 +55,12 @@ INCLUDE: Final = "include /usr/lib/muri/plugstack.conf"
 LOAD: Final = 'do local muri = loadfile("/usr/share/muri/job_submit/job_submit.lua") if muri then pcall(muri) end end'
 """Of the package muri-controller; where that has been removed, this line does nothing."""
 
+LOAD_FILTER: Final = LOAD.replace("job_submit", "cli_filter")
+"""Of the package muri-spank; where that has been removed, this line does nothing."""
+
+_NO_JOB: Final = 0x03FFFFFF
+"""The highest id that Slurm gives to a job."""
+
 _MARK: Final = "--muri=model=muri-doctor"
 _MEMBERS: Final = 2
 
@@ -175,6 +181,7 @@ def examine_slurm(config: Config) -> Iterator[Finding]:
         text, remedy = f"{gateway.name}: {why}", f"`gateway: {gateway.name}` in muri.yaml, if it is to stay so"
         yield ok("gateway", text) if isinstance(why, NoPyslurmError) else warning("gateway", text, remedy)
     yield from examine_submission(commands)
+    yield from examine_steps(commands)
     yield from examine_real_path(config, snapshot, gateway, commands)
 
 
@@ -287,6 +294,22 @@ def examine_submission(commands: SlurmCommands) -> Iterator[Finding]:
     else:
         remedy = "on each machine that submits install the package muri-spank and add this line to plugstack.conf:"
         yield problem(name, "sbatch on this machine does not know --muri", remedy, INCLUDE)
+
+
+def examine_steps(commands: SlurmCommands) -> Iterator[Finding]:
+    """Whether srun on this machine asks Muri's part of cli_filter.lua, which refuses this step of a member."""
+    member = {"MURI_PILOT": "1", "SLURM_JOB_ID": str(_NO_JOB), "SLURM_JOB_GPUS": "0"}
+    try:
+        commands.output("try the filter of steps", ["srun", "--gpus=2", "true"], member)
+    except GatewayUnavailableError:
+        return
+    except MuriError as error:
+        if "muri: the step asks" in str(error):
+            yield ok("cli_filter", "srun on this machine fits steps to jobs that share GPUs")
+            return
+    text = "srun does not fit steps to jobs that share GPUs: one that asks for GPUs does not start"
+    remedy = "CliFilterPlugins=lua in slurm.conf, and before the last return of each cli_filter.lua this line:"
+    yield Finding("cli_filter", Level.WARNING, text, remedy, (LOAD_FILTER,))
 
 
 def examine_real_path(

@@ -34,7 +34,7 @@ def findings(driver: Driver, user: str = "root") -> dict[str, dict[str, Any]]:
 
 def test_a_jobs_real_way(driver: Driver) -> None:
     found = findings(driver)
-    names = ("SPANK plugin", "members' GPUs")
+    names = ("SPANK plugin", "cli_filter", "members' GPUs")
     assert {name: found[name]["level"] for name in names} == dict.fromkeys(names, "ok"), found
     assert not driver.run("squeue", "-h", "-t", "PENDING,RUNNING", user="root").stdout.strip()
     assert "muri_gate" not in driver.run("scontrol", "show", "reservation", user="root").stdout
@@ -51,6 +51,19 @@ def test_a_cluster_whose_job_submit_does_not_know_muri(driver: Driver) -> None:
     assert found["job_submit"]["level"] == "problem"
     assert "muri/job_submit/job_submit.lua" in found["job_submit"]["lines"][0]
     assert not driver.run("squeue", "-h", "-t", "PENDING", user="root").stdout.strip()
+
+
+def test_a_cluster_whose_cli_filter_does_not_know_muri(driver: Driver) -> None:
+    path = "/etc/slurm/slurm.conf"
+    own = driver.read(path)
+    driver.write(path, own.replace("CliFilterPlugins=lua\n", ""), user="root", mode="0644")
+    try:
+        found = findings(driver)
+    finally:
+        driver.write(path, own, user="root", mode="0644")
+    assert found["cli_filter"]["level"] == "warning"
+    assert "CliFilterPlugins=lua" in found["cli_filter"]["remedy"]
+    assert "muri/cli_filter/cli_filter.lua" in found["cli_filter"]["lines"][0]
 
 
 def test_an_ordinary_user_gets_findings_and_no_traceback(driver: Driver) -> None:

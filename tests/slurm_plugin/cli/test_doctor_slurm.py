@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,9 @@ from muri.cli import cli, run_command
 from muri.slurm_plugin.cli import doctor_slurm
 from muri.slurm_plugin.cli.doctor_slurm import (
     LOAD,
+    LOAD_FILTER,
     Level,
+    examine_steps,
     examine_submission,
     judge_events,
     judge_gate,
@@ -132,6 +134,10 @@ class Commands:
             raise self._answer
         return self._answer
 
+    def output(self, action: str, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+        assert "MURI_PILOT" in variables
+        return self.run(action, arguments)
+
 
 @pytest.mark.parametrize(
     ("answer", "level"),
@@ -144,6 +150,20 @@ class Commands:
 )
 def test_whether_sbatch_knows_the_option(answer, level) -> None:
     assert [finding.level for finding in examine_submission(Commands("sbatch", answer))] == ([level] if level else [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "level"),
+    [
+        (GatewayError("srun: error: lua: muri: the step asks for more GPUs than its job has, 1"), Level.OK),
+        (GatewayError("Invalid job id specified"), Level.WARNING),
+        (GatewayUnavailableError("no srun"), None),
+    ],
+)
+def test_whether_srun_fits_members_steps(answer, level) -> None:
+    findings = [*examine_steps(Commands("srun", answer))]
+    assert [finding.level for finding in findings] == ([level] if level else [])
+    assert [finding.lines for finding in findings if finding.remedy] == [(LOAD_FILTER,)] * (level is Level.WARNING)
 
 
 def test_gpus_that_can_be_taken_away_in_some_form_are_enough() -> None:
