@@ -166,4 +166,40 @@ ssize_t muri_grants_of(int node, uint32_t pilot, uint32_t *jobs, size_t most);
 /* Read a whole text of decimal digits. */
 bool muri_number(const char *text, uint32_t *number);
 
+/* processes.c: a job's processes on this node. */
+
+/*
+ * Count the processes of a grant's job on this node, `node`, and kill them if wanted: all that is in the job's cgroup and
+ * below it but Slurm's own, or without a cgroup all tasks of the job whose environment tells so. Those that are being
+ * killed count; call it again until it returns 0.
+ */
+size_t muri_processes(const struct muri_grant *grant, const char *node, bool killing);
+
+/* end.c: the end of a job on this node. */
+
+/* How a job's end reaches Slurm, and how long it waits. */
+struct muri_end {
+	/* Put a member's run back into the queue; false while slurmctld does not answer. */
+	bool (*requeue)(const struct muri_grant *grant);
+	void (*say)(const char *text);
+	int ask_ms;	/* for slurmctld to answer */
+	int grace_ms;	/* for a requeued job to end by itself */
+	int hurry_ms;	/* for both, once slurmd has gone */
+};
+
+/*
+ * The epilog of a job on the node `name`, whose directory is `node`: remove the notes of its GPUs and of its own grant, and
+ * end all jobs with a grant from it. No process that may have one of its GPUs open is left then.
+ */
+void muri_end_job(int node, const char *name, uint32_t job, const struct muri_end *end);
+
+/* requeue.c: calls to slurmctld. */
+
+/*
+ * Put a member's run back into the queue because its pilot job has ended, and say so in the job's output. What Slurm
+ * cannot requeue it cancels; what does not run any more, or is a later run, is left alone.
+ * Returns false while slurmctld does not answer.
+ */
+bool muri_requeue(const struct muri_grant *grant);
+
 #endif

@@ -341,3 +341,40 @@ PUBLIC int slurm_spank_user_init(spank_t spank, int count, char *arguments[])
 	(void)arguments;
 	return spank_context() == S_CTX_REMOTE ? remote_user_init(spank) : 0;
 }
+
+static void say(const char *text)
+{
+	slurm_info("%s", text);
+}
+
+/*
+ * The epilog, before Slurm gives the job's GPUs to the next one. Epilogs often have a minute: with slurmctld away this
+ * takes half of it, and else as long as the slowest member takes to end.
+ */
+PUBLIC int slurm_spank_job_epilog(spank_t spank, int count, char *arguments[])
+{
+	static const struct muri_end end = {
+		.requeue = muri_requeue,
+		.say = say,
+		.ask_ms = 20000,
+		.grace_ms = 10000,
+		.hurry_ms = 1000,
+	};
+	const char *name = getenv("SLURMD_NODENAME");
+	char error[256];
+	uint32_t job;
+	int node;
+
+	(void)count;
+	(void)arguments;
+	if (spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS)
+		return 0;
+	node = muri_node_dir(MURI_RUN_PARENT, name, error, sizeof(error));
+	if (node < 0) {
+		slurm_error("muri: %s", error);
+		return 0;
+	}
+	muri_end_job(node, name, job, &end);
+	close(node);
+	return 0;
+}

@@ -1,11 +1,12 @@
 """Builds what of the SPANK plugin needs no Slurm, and reads options as a submission does: C collects, Lua reads."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from endings import JobCgroup, job_cgroup, refusal
 from lupa.lua51 import LuaRuntime
 from option_sources import JOB_SUBMIT_SOURCE, SPANK_SOURCE, Outcome
 
@@ -31,6 +32,23 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def program(build: Callable[..., Path]) -> Path:
     """A program that shows what sbatch would send."""
     return build("try_main", "options", "facts")
+
+
+@pytest.fixture(scope="session")
+def try_end(build: Callable[..., Path]) -> Path:
+    """A program that ends jobs without Slurm."""
+    return build("try_end", "node", "processes", "end")
+
+
+@pytest.fixture(params=["v1", "v2"])
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobCgroup]:
+    """A job's cgroup of each version."""
+    if why := refusal(request.param):
+        pytest.skip(why)
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    with job_cgroup(request.param, tmp_path) as group:
+        yield group
 
 
 @pytest.fixture(scope="session")
