@@ -66,6 +66,24 @@ def test_a_cluster_whose_cli_filter_does_not_know_muri(driver: Driver) -> None:
     assert "muri/cli_filter/cli_filter.lua" in found["cli_filter"]["lines"][0]
 
 
+def test_cpus_that_no_jobs_share_and_slurmds_that_have_not_read_the_plugin(driver: Driver) -> None:
+    shared, on_nodes = "shared CPUs", "SPANK on nodes"
+    before = findings(driver)
+    assert [before[name]["level"] for name in (shared, on_nodes)] == ["ok", "ok"]
+    assert "up to 8 on one: main" in before[shared]["text"]
+    driver.write("/etc/muri/muri.yaml", "partitions: [main]\n", user="root", mode="0644")
+    change = ("scontrol", "update", "PartitionName=main")
+    driver.run(*change, "OverSubscribe=NO", user="root")
+    try:
+        assert findings(driver)[shared]["text"].startswith("main: no two jobs share a CPU (OverSubscribe=NO)")
+    finally:
+        driver.run(*change, "OverSubscribe=YES:8", user="root")
+    driver.run("touch", "/etc/slurm/plugstack.conf", user="root")
+    assert "slurmd on n[1-4] has not" in findings(driver)[on_nodes]["text"]
+    driver.run("scontrol", "reconfigure", user="root")
+    driver.wait_until(lambda: findings(driver)[on_nodes]["level"] == "ok", "slurmds that have read it")
+
+
 def test_an_ordinary_user_gets_findings_and_no_traceback(driver: Driver) -> None:
     found = findings(driver, user="alice")
     assert found["SPANK plugin"]["level"] == "ok"
