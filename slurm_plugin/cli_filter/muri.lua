@@ -73,10 +73,13 @@ local function starts_members_step(options)
   return (os.getenv(PILOT) or "") ~= "" and job ~= nil and options.type == "srun" and options.jobid == job
 end
 
--- Nodes and tasks of the step, as far as its options say.
+-- Nodes of the step, its tasks, and its tasks on a node, as far as its options say. Only later does srun count as tasks
+-- those that are asked for by the node.
 local function size_of(options)
   local nodes = tonumber((options.nodes or ""):match("^[0-9]+")) or tonumber(os.getenv("SLURM_JOB_NUM_NODES") or "")
-  return math.max(nodes or 1, 1), math.max(tonumber(options.ntasks or "") or 1, 1)
+  nodes = math.max(nodes or 1, 1)
+  local tasks = math.max(tonumber(options.ntasks or "") or 1, nodes)
+  return nodes, tasks, math.max(math.ceil(tasks / nodes), tonumber(given(options, "ntasks-per-node") or "") or 1)
 end
 
 -- The request for GPUs in numbers, nil where it says nothing.
@@ -108,16 +111,16 @@ end
 
 -- How many GPUs each task shall see by itself, or nil where all see the same ones.
 local function of_each_task(options, request)
-  local nodes, tasks = size_of(options)
+  local nodes, _, tasks_on_node = size_of(options)
   local bind = given(options, "gpu-bind") or (given(options, "tres-bind") or ""):match("gres/gpu:([^+]*)") or ""
   local bound = bind:match("per_task:([0-9]+)") or bind:match("single:(1)$")
   local share = tonumber(bound) or bind == "" and request.per_task
-  if not share and nodes == 1 and tasks == 1 then
+  if not share and nodes * tasks_on_node == 1 then
     share = request.per_node or request.per_step
   end
   local held = held_on_node()
-  local fits = share and share > 0 and (not held or share * math.ceil(tasks / nodes) <= held)
-  return fits and not (tasks == 1 and share == held) and share or nil
+  local fits = share and share > 0 and (not held or share * tasks_on_node <= held)
+  return fits and share ~= held and share or nil
 end
 
 -- Let each task of the step find its share in its environment, whatever else its user exports. Slurm hands this option,

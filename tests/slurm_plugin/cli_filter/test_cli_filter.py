@@ -8,7 +8,10 @@ from option_sources import CLI_FILTER_SOURCE
 
 MEMBER = {"MURI_PILOT": "7", "SLURM_JOB_ID": "9", "SLURM_JOB_GPUS": "2,5", "SLURM_JOB_NUM_NODES": "1"}
 #: As Slurm's table shows options that were not given.
-NOT_GIVEN = {"cpus-per-gpu": "0", "ntasks-per-gpu": "-2", "ntasks-per-tres": "-2", "ntasks": "1", "nodes": "1"}
+NOT_GIVEN = {
+    **dict.fromkeys(("ntasks-per-gpu", "ntasks-per-tres", "ntasks-per-node"), "-2"),
+    **{"cpus-per-gpu": "0", "ntasks": "1", "nodes": "1"},
+}
 
 
 class Slurm:
@@ -74,6 +77,8 @@ NO_GRES, NO_BIND = {"gres": "none"}, {"gpu-bind": "none"}
         ({"gpus": "2", "ntasks": "2", "gpu_bind": "verbose,single:1"}, ZERO["gpus"] | NO_BIND | EACH),
         ({"gpus": "2", "ntasks": "4", "gpu_bind": "single:2"}, ZERO["gpus"] | NO_BIND),
         ({"ntasks": "2", "tres_bind": "gres/gpu:per_task:1+gres/x:none"}, NO_BIND | EACH),
+        ({"gpus": "1", "ntasks_per_node": "2"}, ZERO["gpus"]),
+        ({"gpus_per_task": "1", "ntasks_per_node": "2"}, ZERO["gpus-per-task"] | EACH),
         # More tasks than parts: they share.
         ({"ntasks": "3", "gpu_bind": "per_task:1"}, NO_BIND),
         ({"tres_per_task": "cpu=2,gres/gpu=1", "ntasks": "2"}, {"tres-per-task": "cpu=2"} | EACH),
@@ -122,6 +127,7 @@ def test_what_a_member_cannot_have_is_refused(slurm: Slurm, given: dict[str, str
 
 def test_on_two_nodes_the_step_may_have_what_both_have(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert slurm.submit(nodes="2-2", gpus_per_node="1") == (0, ZERO["gpus-per-node"])
     two = {"nodes": "2", "ntasks": "4"}
     assert slurm.submit(**two, gpus="4") == (0, ZERO["gpus"])
     assert slurm.submit(**two, gpus_per_task="1") == (0, ZERO["gpus-per-task"] | EACH)
