@@ -174,8 +174,11 @@ static void keep(struct keeper *keeper)
 		keeper->members[i].kill_at_ms = ask_until_ms + keeper->end->grace_ms;
 	/* Slurm must hear of a requeue before it hears that a process was killed, or the job has failed. */
 	while (look(keeper) || (keeper->answers >= 0 && !all_asked(keeper) && now_ms() < ask_until_ms &&
-				keeper->epilog >= 0))
+				keeper->epilog >= 0)) {
 		wait_for_news(keeper);
+		if (keeper->answers < 0 && !all_asked(keeper))
+			hurry(keeper, 0);	/* no asker any more */
+	}
 }
 
 static void ask_for_all(const struct keeper *keeper, int answers)

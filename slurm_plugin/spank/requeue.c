@@ -91,8 +91,12 @@ static bool end_run(const slurm_job_info_t *job, const struct muri_grant *grant)
 bool muri_requeue(const struct muri_grant *grant)
 {
 	job_info_msg_t *answer = NULL;
+	static bool prepared;
 	bool done = true;
 
+	if (!prepared)
+		slurm_init(NULL);	/* an epilog has none of the plugins that a call needs */
+	prepared = true;
 	if (slurm_load_job(&answer, grant->job, SHOW_ALL))
 		return is_answer(errno);
 	for (uint32_t i = 0; i < answer->record_count; i++) {

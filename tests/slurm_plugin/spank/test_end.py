@@ -111,6 +111,13 @@ def test_it_is_not_killed_before_slurmctld_knows_and_then_killed_all_the_same(no
     assert epilog.returncode == 0
 
 
+def test_without_an_asker_no_time_is_lost(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    node.end(hook="kill -KILL $PPID")
+    assert process.wait() == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("hook", ["false", "exec sleep 5 >&- 2>&-"], ids=["refuses", "hangs"])
 def test_without_slurmctld_it_is_killed_in_the_end(node: Node, job: JobCgroup, hook: str) -> None:
     process = job.start("sh", "-c", STUBBORN)
