@@ -10,7 +10,9 @@ MEMBER = {"MURI_PILOT": "7", "SLURM_JOB_ID": "9", "SLURM_JOB_GPUS": "2,5", "SLUR
 #: As Slurm's table shows options that were not given.
 NOT_GIVEN = {
     **dict.fromkeys(("ntasks-per-gpu", "ntasks-per-tres", "ntasks-per-node"), "-2"),
-    **{"cpus-per-gpu": "0", "ntasks": "1", "nodes": "1"},
+    "cpus-per-gpu": "0",
+    "ntasks": "1",
+    "nodes": "1",
 }
 
 
