@@ -12,6 +12,7 @@ from sandbox import cluster, host, instance, lifecycle, releases
 from sandbox.builds import USERS
 from sandbox.cluster import SUITES, Shape, suite_named
 from sandbox.driver import Driver
+from sandbox.init import HIERARCHIES
 from sandbox.support import CONTROLLER, InstancePaths, Progress, SandboxError, UsageError
 
 _EPILOG = """examples:
@@ -92,8 +93,9 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", action="store_true",
                         help="like a site: accounting, a login host, hosts with file systems of their own, munge, "
                              "SlurmUser=slurm, typed GPUs, a reservation")  # fmt: skip
-    parser.add_argument("--constrain-devices", action="store_true",
-                        help="a site's jobs can open the GPUs that they were given and no others")  # fmt: skip
+    parser.add_argument("--constrain-devices", nargs="?", choices=HIERARCHIES, const="v1", default="",
+                        help="a site's jobs can open the GPUs that they were given and no others, by cgroups of "
+                             "version 1 (if none is said) or 2")  # fmt: skip
     parser.add_argument("--cloud-nodes", type=int, default=shape.cloud_nodes, metavar="N",
                         help="nodes of 8 GPUs without a slurmd beside the others, to try a large cluster with "
                              "(default: %(default)s)")  # fmt: skip

@@ -165,7 +165,8 @@ class Shape:
         site: As on a site: a login host and nodes with file systems of their own, munge, daemons that run as the user
             slurm, typed GPUs, a reservation. It has accounting as well.
         bare: Nothing of Muri is installed, for trying an installation.
-        constrained: A site's jobs can open the GPUs that they were given and no others.
+        constrained: A site's jobs can open the GPUs that they were given and no others, by cgroups of this version,
+            "v1" or "v2"; "": they can open all.
         island_gpus: GPUs that gres.conf says are linked with each other, as by NVLink; 0: it says nothing.
         cloud_nodes: Nodes of 8 GPUs beside those that have a slurmd. Slurm plans with them as with nodes of a cloud
             that are switched off; a job that starts there stays in CONFIGURING.
@@ -180,7 +181,7 @@ class Shape:
     accounting: bool = False
     site: bool = False
     bare: bool = False
-    constrained: bool = False
+    constrained: str = ""
     cloud_nodes: int = 0
     island_gpus: int = 0
 
@@ -278,28 +279,35 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
         "slurm.conf": slurm_conf,
         "gres.conf": _template("gres.conf", nodes=shape.node_range, gpus=_gpu_gres(shape), cloud=_cloud_gres(shape)),
         "job_submit.lua": _text(f"{of_shape}job_submit.lua"),
+        "cli_filter.lua": _text(f"{of_shape}cli_filter.lua"),
         "plugstack.conf": _text(f"{of_shape}plugstack.conf"),
-        "cgroup.conf": _text("site/cgroup.conf") if shape.constrained else suite.cgroup_conf,
+        "cgroup.conf": _cgroup_conf(shape.constrained) if shape.constrained else suite.cgroup_conf,
     }
     if shape.bare:
         files |= {"job_submit.lua": _text("site/job_submit.lua"), "plugstack.conf": _text("site/plugstack.conf")}
         files |= {name: _without_muri(files[name]) for name in ("slurm.conf", "gres.conf")}
+        del files["cli_filter.lua"]
     elif shape.site:
         files["plugstack.conf.d/muri.conf"] = _text("plugstack.conf")
-        files["job_submit.lua"] = _with_muri(files["job_submit.lua"])
+        files |= {name: _with_muri(files[name], name) for name in ("job_submit.lua", "cli_filter.lua")}
     return {str(Path("/etc/slurm", name)): text for name, text in files.items()}
 
 
-def _with_muri(job_submit: str) -> str:
-    """Return a site's job_submit.lua with what loads Muri's before its last line, as in the ordinary sandbox's."""
-    loads = _text("job_submit.lua").partition("local ready")
-    return job_submit.removesuffix("return slurm.SUCCESS\n") + "".join(loads[1:])
+def _cgroup_conf(version: str) -> str:
+    without_systemd = "IgnoreSystemd=yes" if version == "v2" else ""
+    return _template("site/cgroup.conf", version=version, without_systemd=without_systemd)
+
+
+def _with_muri(own: str, name: str) -> str:
+    """Return a site's Lua file with what loads Muri's before its last line, as in the ordinary sandbox's."""
+    loads = _text(name).partition("local ready")
+    return own.removesuffix("return slurm.SUCCESS\n") + "".join(loads[1:])
 
 
 def _without_muri(text: str) -> str:
     """Return slurm.conf or gres.conf as a site has it that does not know Muri."""
     lines = (line for line in text.splitlines(keepends=True) if " Name=muri " not in line and "`muri" not in line)
-    return re.sub(r"muri_gate:1000000,|,muri(:64)?\b", "", "".join(lines))
+    return re.sub(r"muri_gate:1000000,|,muri(:64)?\b|CliFilterPlugins=lua\n", "", "".join(lines))
 
 
 def database_files(shape: Shape, suite: Suite) -> dict[str, str]:

@@ -4,13 +4,25 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sandbox import instance as instances
 from sandbox.instance import Instance
-from sandbox.support import CHECKOUT, CONTROLLER, JOB_SUBMIT_TARGET, SPANK_TARGET, Progress, StartError
+from sandbox.support import (
+    CHECKOUT,
+    CLI_FILTER_TARGET,
+    CONTROLLER,
+    JOB_SUBMIT_TARGET,
+    SPANK_TARGET,
+    Progress,
+    StartError,
+)
 
 SPANK_SOURCE = CHECKOUT / "slurm_plugin/spank"
 JOB_SUBMIT_SOURCE = CHECKOUT / "slurm_plugin/job_submit"
+CLI_FILTER_SOURCE = CHECKOUT / "slurm_plugin/cli_filter"
+_UNIFIED_SOURCE = CHECKOUT / "sandbox/unified_cgroup.c"
+_UNIFIED_LIBRARY = "/usr/local/lib/unified_cgroup.so"
 
 #: `sinfo`'s columns that `parse_nodes` reads: name, state, reason.
 SINFO_FORMAT = "%N|%T|%E"
@@ -56,11 +68,32 @@ def install_job_submit(instance: Instance, progress: Progress) -> bool:
     if not (JOB_SUBMIT_SOURCE / "job_submit.lua").exists():
         progress.step("this checkout has no job_submit.lua: jobs are not tagged or held at submit here")
         return False
-    target = instance.root_of(CONTROLLER) / JOB_SUBMIT_TARGET.relative_to("/")
-    target.mkdir(parents=True, exist_ok=True)
-    for source in JOB_SUBMIT_SOURCE.glob("*.lua"):
-        shutil.copy(source, target / source.name)
+    _copy_lua(instance, CONTROLLER, JOB_SUBMIT_SOURCE, JOB_SUBMIT_TARGET)
     return True
+
+
+def hide_old_hierarchies(instance: Instance) -> None:
+    """Let all programs on the nodes see cgroups as on a machine that has version 2 alone; Slurm's plugin insists."""
+    compiler = ("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", _UNIFIED_LIBRARY, str(_UNIFIED_SOURCE))
+    require(instance, *compiler, logs=())
+    for node in instance.node_names:
+        root = instance.root_of(node)
+        library = _UNIFIED_LIBRARY.removeprefix("/")
+        shutil.copy(instance.root_of(CONTROLLER) / library, root / library)
+        (root / "etc/ld.so.preload").write_text(f"{_UNIFIED_LIBRARY}\n", encoding="utf-8")
+
+
+def install_cli_filter(instance: Instance) -> None:
+    """Copy the cli_filter files to every host that has srun; the sandbox's own cli_filter.lua loads them."""
+    for host in instance.host_names:
+        _copy_lua(instance, host, CLI_FILTER_SOURCE, CLI_FILTER_TARGET)
+
+
+def _copy_lua(instance: Instance, host: str, source: Path, target: Path) -> None:
+    directory = instance.root_of(host) / target.relative_to("/")
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in source.glob("*.lua"):
+        shutil.copy(file, directory / file.name)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,10 @@ SECOND_ADDRESS = "10.255.0.1"
 # CLONE_NEWNS, CLONE_NEWUTS and CLONE_NEWCGROUP; Python 3.11 has no os.unshare.
 _NEW_MOUNTS, _NEW_HOSTNAME, _NEW_CGROUPS = 0x00020000, 0x04000000, 0x02000000
 
-#: The hierarchies of cgroup v1 that Slurm needs to constrain devices.
-CGROUP_CONTROLLERS = ("devices", "freezer")
+#: The hierarchy of cgroup v2; those of v1 have the names of their controllers.
+UNIFIED = "unified"
+#: The hierarchies that Slurm needs to constrain devices, by the version of cgroups.
+HIERARCHIES = {"v1": ("devices", "freezer"), "v2": (UNIFIED,)}
 
 #: Stand-ins that are devices of their own: virtual terminals, which open without hardware.
 TERMINAL_MAJOR, FIRST_TERMINAL = 4, 40
@@ -62,7 +64,8 @@ class Plan:
         command: Run inside instead of staying as the reaper of orphans, with `environment`.
         report_fd: File descriptor that receives a `Report` once all roots stand.
         device_files: Stand-ins for GPUs: with `cgroup` a device each, else all /dev/null.
-        cgroup: The cgroup that the host has as the root of its cgroup v1 hierarchies.
+        cgroup: The cgroup that the host has as the root of its `hierarchies`.
+        hierarchies: Some of `HIERARCHIES`, or none.
         hosts: The cluster's other machines: each has a root and a host name of its own, and shares the rest.
     """
 
@@ -79,6 +82,7 @@ class Plan:
     working_directory: str = "/"
     report_fd: int | None = None
     cgroup: str = ""
+    hierarchies: tuple[str, ...] = ()
     hosts: tuple["Plan", ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,7 +95,7 @@ class Plan:
         values = dict(document)
         values["binds"] = tuple(Bind(**item) for item in document["binds"])
         values["files"] = tuple(TextFile(**item) for item in document["files"])
-        for name in ("directories", "device_files", "command"):
+        for name in ("directories", "device_files", "command", "hierarchies"):
             values[name] = tuple(document[name])
         values["hosts"] = tuple(cls.from_dict(item) for item in document["hosts"])
         return cls(**values)
@@ -208,16 +212,19 @@ def make_devices(root: Path, names: Sequence[str], *, distinct: bool) -> None:
             _mount("--bind", "/dev/null", stand_in)
 
 
-def mount_hierarchy(controller: str, place: Path) -> None:
-    """Mount a hierarchy of cgroup v1, which the machine may have mounted or not."""
+def mount_hierarchy(hierarchy: str, place: Path) -> None:
+    """Mount a hierarchy of cgroups, which the machine may have mounted or not."""
     place.mkdir(parents=True, exist_ok=True)
-    _mount("-t", "cgroup", "-o", controller, "cgroup", place)
+    if hierarchy == UNIFIED:
+        _mount("-t", "cgroup2", "cgroup2", place)
+    else:
+        _mount("-t", "cgroup", "-o", hierarchy, "cgroup", place)
 
 
-def enter_cgroup(name: str, place: Path) -> None:
+def enter_cgroup(name: str, hierarchies: Sequence[str], place: Path) -> None:
     """Move this process into a cgroup in each hierarchy and make that the root of its view."""
-    for controller in CGROUP_CONTROLLERS:
-        mount_hierarchy(controller, place)
+    for hierarchy in hierarchies:
+        mount_hierarchy(hierarchy, place)
         group = place / name
         group.mkdir(parents=True, exist_ok=True)
         (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -225,13 +232,17 @@ def enter_cgroup(name: str, place: Path) -> None:
     _unshare(_NEW_CGROUPS)
 
 
-def mount_own_cgroups(root: Path) -> None:
+def mount_own_cgroups(root: Path, hierarchies: Sequence[str]) -> None:
     """Show the host its own cgroups in place of the machine's."""
     place = root / "sys/fs/cgroup"
     subprocess.run(["umount", "--recursive", "--lazy", place], check=False)  # a machine may have none mounted
+    if UNIFIED in hierarchies:
+        mount_hierarchy(UNIFIED, place)
+        (place / "system.slice").mkdir(exist_ok=True)  # systemd's; Slurm 22.05 expects it
+        return
     _mount("-t", "tmpfs", "-o", "mode=755", "cgroup", place)
-    for controller in CGROUP_CONTROLLERS:
-        mount_hierarchy(controller, place / controller)
+    for hierarchy in hierarchies:
+        mount_hierarchy(hierarchy, place / hierarchy)
 
 
 def raise_loopback() -> None:
@@ -275,7 +286,7 @@ def _fork_host(plan: Plan) -> int:
         pid = _pid_outside()
         _unshare(_NEW_MOUNTS | _NEW_HOSTNAME)
         if plan.cgroup:
-            enter_cgroup(plan.cgroup, Path(plan.mountpoint))
+            enter_cgroup(plan.cgroup, plan.hierarchies, Path(plan.mountpoint))
         apply(plan)
         os.write(writer, str(pid).encode())
         os.close(writer)
@@ -310,7 +321,7 @@ def apply(plan: Plan) -> dict[str, int]:
     make_kernel_file_systems(root)
     make_devices(root, plan.device_files, distinct=bool(plan.cgroup))
     if plan.cgroup:
-        mount_own_cgroups(root)
+        mount_own_cgroups(root, plan.hierarchies)
     (root / "root").chmod(0o755)
     for directory in plan.directories:
         target_in(root, Path(directory)).mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def up(name: str, suite: Suite, shape: Shape, progress: Progress) -> tuple[Insta
 def _start(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm,
            progress: Progress) -> Instance:  # fmt: skip
     files = InstancePaths(name)
-    if shape.constrained and (reason := cgroups.refusal()):
+    if shape.constrained and (reason := cgroups.refusal(shape.constrained)):
         raise StartError(f"{reason}\nWithout --constrain-devices the sandbox can start here.")
     progress.step(f"starting the sandbox {name!r}: Slurm {built.slurm_version}, {shape.nodes} nodes")
     report = namespace.start_plan(root_plan(name, suite, shape, built, pyslurm), files.plan, files.log)
@@ -90,11 +90,14 @@ def _start(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm
     if pyslurm.reason:
         progress.step(pyslurm.reason)
     if not shape.bare:
+        daemons.install_cli_filter(instance)
         instance = replace(
             instance,
             spank=daemons.install_spank(instance, progress),
             job_submit=daemons.install_job_submit(instance, progress),
         )
+    if shape.constrained == "v2":
+        daemons.hide_old_hierarchies(instance)
     _start_daemons(instance, suite, shape, progress)
     instance = replace(instance, phase="up")
     instance.save()

@@ -183,6 +183,12 @@ def _stage_spank(target: Target, tree: Path, temporary: Path, progress: Progress
     place = next(target.build.root.glob("usr/lib/*/slurm-wlm")).relative_to(target.build.root)
     _put(output / "muri_spank.so", tree / place / "muri_spank.so")
     _write(tree / LIBRARY / "plugstack.conf", _fragment(f"/{place}/muri_spank.so"))
+    _put_lua("cli_filter", tree)
+
+
+def _put_lua(folder: str, tree: Path) -> None:
+    for source in sorted((CHECKOUT / "slurm_plugin" / folder).glob("*.lua")):
+        _put(source, tree / "usr/share/muri" / folder / source.name)
 
 
 def _fragment(plugin: str) -> str:
@@ -234,8 +240,7 @@ def _stage_controller(tree: Path, environments: Path) -> None:
     _put(CHECKOUT / "etc/muri.yaml", tree / "etc/muri/muri.yaml")
     _put(CHECKOUT / "etc/logrotate.d/muri", tree / "etc/logrotate.d/muri")
     _put(CHECKOUT / "etc/cron.d-muri", tree / "usr/share/doc/muri-controller/examples/cron.d-muri")
-    for source in sorted((CHECKOUT / "slurm_plugin/job_submit").glob("*.lua")):
-        _put(source, tree / "usr/share/muri/job_submit" / source.name)
+    _put_lua("job_submit", tree)
     for name in ("grafana/muri.json", "prometheus/muri-alerts.yaml"):
         _put(CHECKOUT / "etc" / name, tree / "usr/share/muri" / name)
     _move(payload / "controller/packages.txt", tree / "usr/share/doc/muri-controller/packages.txt")

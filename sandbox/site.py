@@ -5,7 +5,7 @@ from dataclasses import replace
 from sandbox.accounting import LOG as DATABASE_LOG
 from sandbox.cluster import DATABASE_CONFIG, SLURMDBD_CONFIG, Shape
 from sandbox.daemons import CONTROLLER_LOG, require
-from sandbox.init import Bind, Plan
+from sandbox.init import HIERARCHIES, Bind, Plan
 from sandbox.instance import Instance
 from sandbox.support import PYSLURM_TARGET
 
@@ -28,6 +28,7 @@ def host_plans(controller: Plan, shape: Shape, cgroup: str) -> tuple[Plan, ...]:
             files=tuple(file for file in controller.files if file.path not in _ONLY_ON_CONTROLLER),
             device_files=() if name == "login" else controller.device_files,
             cgroup=f"{cgroup}/{name}" if shape.constrained and name != "login" else "",
+            hierarchies=HIERARCHIES[shape.constrained] if shape.constrained and name != "login" else (),
         )
         for name in shape.host_names
     )

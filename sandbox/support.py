@@ -19,6 +19,7 @@ CONTROLLER = "ctl"
 PYSLURM_TARGET = Path("/opt/muri/pyslurm")
 SPANK_TARGET = Path("/opt/muri/spank/muri_spank.so")
 JOB_SUBMIT_TARGET = Path("/opt/muri/job_submit")
+CLI_FILTER_TARGET = Path("/opt/muri/cli_filter")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -55,6 +56,18 @@ INCLUDE: Final = "include /usr/lib/muri/plugstack.conf"
 LOAD: Final = 'do local muri = loadfile("/usr/share/muri/job_submit/job_submit.lua") if muri then pcall(muri) end end'
 """Of the package muri-controller; where that has been removed, this line does nothing."""
 
+LOAD_FILTER: Final = LOAD.replace("job_submit", "cli_filter")
+"""Of the package muri-spank; where that has been removed, this line does nothing."""
+
+_NO_JOB: Final = 0x03FFFFFF
+"""The highest id that Slurm gives to a job."""
+
+SHARING: Final = "OverSubscribe=YES:8"
+"""For a partition: a pilot job and as many members as a group can have share CPUs, also beside another group."""
+
+_SHOW: Final = ("scontrol", "--oneliner", "show")
+_SHARING: Final = "shared CPUs"
+_ON_NODES: Final = "SPANK on nodes"
 _MARK: Final = "--muri=model=muri-doctor"
 _MEMBERS: Final = 2
 
@@ -175,6 +188,7 @@ def examine_slurm(config: Config) -> Iterator[Finding]:
         text, remedy = f"{gateway.name}: {why}", f"`gateway: {gateway.name}` in muri.yaml, if it is to stay so"
         yield ok("gateway", text) if isinstance(why, NoPyslurmError) else warning("gateway", text, remedy)
     yield from examine_submission(commands)
+    yield from examine_steps(commands)
     yield from examine_real_path(config, snapshot, gateway, commands)
 
 
@@ -190,6 +204,14 @@ def examine_settings(config: Config, commands: SlurmCommands) -> Iterator[Findin
     with suppress(MuriError):
         yield judge_gate(commands.run("read the licenses", ["scontrol", "show", "license", "--oneliner"]), config)
     yield from judge_select(settings, config)
+    with suppress(MuriError):
+        yield from judge_sharing(commands.run("read the partitions", [*_SHOW, "partition"]), config)
+    with suppress(OSError, MuriError):
+        own = settings.get("PlugStackConfig", "")
+        beside = Path(settings.get("SLURM_CONF", "/etc/slurm/slurm.conf")).with_name("plugstack.conf")
+        if files := plugin_files(Path(own) if own.startswith("/") else beside):
+            changed_s = max(path.stat().st_ctime for path in files)
+            yield from judge_slurmds(commands.run("read the nodes", [*_SHOW, "node"]), changed_s)
     yield from judge_job_files(settings)
 
 
@@ -261,6 +283,63 @@ def judge_select(settings: Mapping[str, str], config: Config) -> Iterator[Findin
         yield ok(name, f"given out by Slurm: {shown}")
 
 
+def judge_sharing(partitions: str, config: Config) -> Iterator[Finding]:
+    """Judge whether the jobs of a group can share CPUs, by the output of `scontrol show partition`.
+
+    A pilot job and each member take a layer of a node's CPUs at most; jobs of one layer have different CPUs.
+    """
+    most = config.grouping.max_group_size
+    values = dict(re.findall(r"^PartitionName=(\S+) .*?\bOverSubscribe=(\S+)", partitions, re.MULTILINE))
+    served = {name: value for name, value in values.items() if not config.partitions or name in config.partitions}
+    if most == 1:
+        return
+    for value in sorted(set(served.values())):
+        kind, _, layers = value.partition(":")
+        if kind not in {"NO", "YES"}:  # jobs run alone there, which the finding about the partition says
+            continue
+        names = ", ".join(sorted(name for name, each in served.items() if each == value))
+        count = int(layers) if kind == "YES" and layers.isdecimal() else 1
+        if count > most:
+            yield ok(_SHARING, f"jobs that share a GPU share CPUs, too, up to {count} on one: {names}")
+            continue
+        shared = f"a pilot job and {count - 1} more share a CPU" if count > 1 else "no two jobs share a CPU"
+        text = f"{names}: {shared} (OverSubscribe={value}), so fewer can share a GPU on a node whose CPUs they all want"
+        remedy = f"{SHARING} in the partition's line in slurm.conf, where no others train there; see docs/install.md"
+        yield warning(_SHARING, text, remedy)
+
+
+def plugin_files(plugstack_conf: Path) -> set[Path]:
+    """Return the files of this machine that tell slurmd of Muri's plugin, and the plugin; none where none does."""
+    text = plugstack_conf.read_text(encoding="utf-8", errors="replace")
+    patterns = re.findall(r"^\s*include\s+/(\S+)", text, re.MULTILINE)
+    included = [path for pattern in patterns for path in Path("/").glob(pattern)]
+    texts = {plugstack_conf: text, **{path: path.read_text(encoding="utf-8", errors="replace") for path in included}}
+    plugins = {
+        path: re.findall(r"^\s*(?:optional|required)\s+(/\S*muri\S*)", texts[path], re.MULTILINE) for path in texts
+    }
+    telling = {path for path, named in plugins.items() if named}
+    there = {Path(name) for named in plugins.values() for name in named if Path(name).exists()}
+    return {plugstack_conf, *telling, *there} if telling else set()
+
+
+def judge_slurmds(nodes: str, changed_s: float) -> Iterator[Finding]:
+    """Judge which slurmds have read the plugin, by `scontrol show node` and when its files changed last.
+
+    A slurmd that started before runs the plugin's part in jobs and steps, but not that before and after a job.
+    """
+    started = re.findall(r"^NodeName=(\S+) .*\bGres=\S*gpu.*?\bSlurmdStartTime=(\d+) ", nodes, re.MULTILINE)
+    if old := [name for name, start_s in started if int(start_s) + 1 < changed_s]:
+        when = datetime.fromtimestamp(changed_s).isoformat(" ", "seconds")
+        text = (
+            f"slurmd on {NodeSet.fromlist(old)} has not read its plugins since Muri's changed here ({when}): "
+            "what root does before and after a job there may be skipped, and then members of groups are put back"
+        )
+        remedy = "`scontrol reconfigure`; before Slurm 23.11 restart slurmd on each node"
+        yield warning(_ON_NODES, text, remedy)
+    elif started:
+        yield ok(_ON_NODES, "each slurmd has read its plugins since Muri's changed here")
+
+
 def judge_job_files(settings: Mapping[str, str]) -> Iterator[Finding]:
     """Judge whether the jobs of a group see the same files; yields a finding only where they do not."""
     for key in ("JobContainerType", "NamespaceType"):  # before and since Slurm 25.11
@@ -287,6 +366,22 @@ def examine_submission(commands: SlurmCommands) -> Iterator[Finding]:
     else:
         remedy = "on each machine that submits install the package muri-spank and add this line to plugstack.conf:"
         yield problem(name, "sbatch on this machine does not know --muri", remedy, INCLUDE)
+
+
+def examine_steps(commands: SlurmCommands) -> Iterator[Finding]:
+    """Whether srun on this machine asks Muri's part of cli_filter.lua, which refuses this step of a member."""
+    member = {"MURI_PILOT": "1", "SLURM_JOB_ID": str(_NO_JOB), "SLURM_JOB_GPUS": "0"}
+    try:
+        commands.output("try the filter of steps", ["srun", "--gpus=2", "true"], member)
+    except GatewayUnavailableError:
+        return
+    except MuriError as error:
+        if "muri: the step asks" in str(error):
+            yield ok("cli_filter", "srun on this machine fits steps to jobs that share GPUs")
+            return
+    text = "srun does not fit steps to jobs that share GPUs: one that asks for GPUs does not start"
+    remedy = "CliFilterPlugins=lua in slurm.conf, and before the last return of each cli_filter.lua this line:"
+    yield Finding("cli_filter", Level.WARNING, text, remedy, (LOAD_FILTER,))
 
 
 def examine_real_path(

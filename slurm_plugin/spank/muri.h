@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 /* options.c: the texts of --muri and --no-muri from every place a user can write them; muri.lua gives them meaning. */
@@ -107,5 +108,98 @@ int muri_facts(const char *words, size_t size, int script, char out[MURI_FACTS_S
  * Returns 0, or -1 with a sentence in `error`.
  */
 int muri_make_run_dir(const char *parent, uid_t uid, gid_t gid, char *error, size_t error_size);
+
+/*
+ * node.c: what root notes about jobs on this node, in /run/muri/node/NODENAME. Each file has a line key=value for each
+ * fact; unknown keys are left alone.
+ *
+ *   job-N    a job that holds GPUs here, from its prolog to its epilog: uid, gpus (numbers as in SLURM_JOB_GPUS). It
+ *            proves that slurmd knows the plugin.
+ *   grant-M  a run of job M may open what another job holds: pilot, uid, run (its restart count), gate (hold or
+ *            license), cgroup (the directory of job M's processes; empty while no device has been opened for one).
+ *   lock     held while files are read and written, and while devices are opened for a grant. Once job-N is taken
+ *            away under the lock, every grant from N with an open device has its cgroup.
+ */
+
+enum {
+	MURI_GPUS_SIZE = 1024,	/* "0,1,2,…", with its NUL */
+	MURI_CGROUP_SIZE = 4096,
+};
+
+struct muri_job {
+	uint32_t id;
+	uid_t uid;
+	char gpus[MURI_GPUS_SIZE];
+};
+
+struct muri_grant {
+	uint32_t job;	/* the member */
+	uint32_t pilot;
+	uid_t uid;
+	uint32_t run;	/* how often Slurm had requeued the job: a later run is not granted anything */
+	bool license;	/* it waits behind a license, not a hold */
+	char cgroup[MURI_CGROUP_SIZE];
+};
+
+/*
+ * Open `parent`/muri/node/NODE, made where it is missing. `parent` is MURI_RUN_PARENT, `node` what slurmd says:
+ * getenv("SLURMD_NODENAME") in slurmstepd and in prolog and epilog, never the job's environment (spank_getenv).
+ * No link is followed, and nothing that belongs to another user is used.
+ * Returns a descriptor, or -1 with a sentence in `error`.
+ */
+int muri_node_dir(const char *parent, const char *node, char *error, size_t error_size);
+
+/* Wait for the lock. Returns a descriptor, which holds it until it is closed, or -1. */
+int muri_node_lock(int node);
+
+/* All of these return 0, or -1 with errno. Removing a missing file is fine. */
+int muri_job_write(int node, const struct muri_job *job);
+int muri_job_read(int node, uint32_t id, struct muri_job *job);
+int muri_job_remove(int node, uint32_t id);
+int muri_grant_write(int node, const struct muri_grant *grant);
+int muri_grant_read(int node, uint32_t job, struct muri_grant *grant);
+int muri_grant_remove(int node, uint32_t job);
+
+/* Write down the jobs that have a grant from this one, at most `most`; returns how many, or -1 with errno. */
+ssize_t muri_grants_of(int node, uint32_t pilot, uint32_t *jobs, size_t most);
+
+/* Read a whole text of decimal digits. */
+bool muri_number(const char *text, uint32_t *number);
+
+/* processes.c: a job's processes on this node. */
+
+/*
+ * Count the processes of a grant's job on this node, `node`, and kill them if wanted: all that is in the job's cgroup and
+ * below it but Slurm's own, or without a cgroup all tasks of the job whose environment tells so. Those that are being
+ * killed count; call it again until it returns 0.
+ */
+size_t muri_processes(const struct muri_grant *grant, const char *node, bool killing);
+
+/* end.c: the end of a job on this node. */
+
+/* How a job's end reaches Slurm, and how long it waits. */
+struct muri_end {
+	/* Put a member's run back into the queue; false while slurmctld does not answer. */
+	bool (*requeue)(const struct muri_grant *grant);
+	void (*say)(const char *text);
+	int ask_ms;	/* for slurmctld to answer */
+	int grace_ms;	/* for a requeued job to end by itself */
+	int hurry_ms;	/* for both, once slurmd has gone */
+};
+
+/*
+ * The epilog of a job on the node `name`, whose directory is `node`: remove the notes of its GPUs and of its own grant, and
+ * end all jobs with a grant from it. No process that may have one of its GPUs open is left then.
+ */
+void muri_end_job(int node, const char *name, uint32_t job, const struct muri_end *end);
+
+/* requeue.c: calls to slurmctld. */
+
+/*
+ * Put a member's run back into the queue because its pilot job has ended, and say so in the job's output. What Slurm
+ * cannot requeue it cancels; what does not run any more, or is a later run, is left alone.
+ * Returns false while slurmctld does not answer.
+ */
+bool muri_requeue(const struct muri_grant *grant);
 
 #endif

@@ -35,6 +35,10 @@ SPANK_PLUGIN(muri, 1)
 #define MURI_CARRIER "SLURM_SPANK_MURI_JOB"
 #define MURI_JOB_VARIABLE "MURI_JOB"
 
+/* In the environment of a member: its pilot job, and what each task of a step sees (cli_filter/muri.lua). */
+#define MURI_PILOT_VARIABLE "MURI_PILOT"
+#define MURI_STEP_GPUS_VARIABLE "MURI_STEP_GPUS"
+
 /* The variables in which Slurm exports the options of a job: a fixed prefix, plugin, option. */
 #define MURI_EXPORTED "SLURM_SPANK__SLURM_SPANK_OPTION_muri_muri"
 #define MURI_EXPORTED_NO "SLURM_SPANK__SLURM_SPANK_OPTION_muri_no_muri"
@@ -132,8 +136,28 @@ static int register_options(spank_t spank)
 	return 0;
 }
 
+/*
+ * Keep what belongs to a member's step to it. A member may submit jobs that are not members. A step's own
+ * part of the GPUs is not that of the steps it starts. And srun would ask slurmctld for what is counted by the GPU,
+ * which it refuses in a step without GPUs of Slurm's; cli_filter/muri.lua can replace options of srun, but not unset them.
+ */
+static void forget_member(void)
+{
+	static const char *const counted_by_gpu[] = {
+		"SLURM_CPUS_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES",
+	};
+	bool is_step = spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID");
+
+	unsetenv(MURI_STEP_GPUS_VARIABLE);
+	if (!is_step)
+		unsetenv(MURI_PILOT_VARIABLE);
+	for (size_t i = 0; getenv(MURI_PILOT_VARIABLE) && i < sizeof(counted_by_gpu) / sizeof(counted_by_gpu[0]); i++)
+		unsetenv(counted_by_gpu[i]);
+}
+
 static int client_init(spank_t spank)
 {
+	forget_member();
 	/*
 	 * Slurm exports the options of a job into its environment, and sbatch, salloc and srun take
 	 * them up again from there. A job submitted from inside a Muri job must not be marked unasked,
@@ -316,4 +340,41 @@ PUBLIC int slurm_spank_user_init(spank_t spank, int count, char *arguments[])
 	(void)count;
 	(void)arguments;
 	return spank_context() == S_CTX_REMOTE ? remote_user_init(spank) : 0;
+}
+
+static void say(const char *text)
+{
+	slurm_info("%s", text);
+}
+
+/*
+ * The epilog, before Slurm gives the job's GPUs to the next one. Epilogs often have a minute: with slurmctld away this
+ * takes half of it, and else as long as the slowest member takes to end.
+ */
+PUBLIC int slurm_spank_job_epilog(spank_t spank, int count, char *arguments[])
+{
+	static const struct muri_end end = {
+		.requeue = muri_requeue,
+		.say = say,
+		.ask_ms = 20000,
+		.grace_ms = 10000,
+		.hurry_ms = 1000,
+	};
+	const char *name = getenv("SLURMD_NODENAME");
+	char error[256];
+	uint32_t job;
+	int node;
+
+	(void)count;
+	(void)arguments;
+	if (spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS)
+		return 0;
+	node = muri_node_dir(MURI_RUN_PARENT, name, error, sizeof(error));
+	if (node < 0) {
+		slurm_error("muri: %s", error);
+		return 0;
+	}
+	muri_end_job(node, name, job, &end);
+	close(node);
+	return 0;
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muri.slurm_plugin.cli.doctor_slurm import INCLUDE, LOAD
+from muri.slurm_plugin.cli.doctor_slurm import INCLUDE, LOAD, LOAD_FILTER
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "packaging/ansible/roles/muri/tasks"
@@ -19,7 +19,7 @@ def test_ansible_takes_the_role():
 
 def test_the_role_does_what_the_pages_and_the_doctor_say():
     wanted = {
-        "present.yml": ("install.md", ["Name=muri Count=64 Flags=CountOnly", INCLUDE, LOAD]),
+        "present.yml": ("install.md", ["Name=muri Count=64 Flags=CountOnly", INCLUDE, LOAD, LOAD_FILTER]),
         "absent.yml": ("removal.md", ["muri drain --forget"]),
     }
     for name, (page, lines) in wanted.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from muri.slurm_plugin.cli.doctor_slurm import INCLUDE, LOAD
+from muri.slurm_plugin.cli.doctor_slurm import INCLUDE, LOAD, LOAD_FILTER
 
 ROOT = Path(__file__).parents[2]
 ROLE = ROOT / "packaging/ansible/roles/muri/tasks"
@@ -26,6 +26,31 @@ AFTER = {
     "plugstack.conf": f"{BEFORE['plugstack.conf']}{INCLUDE}\n",
     "job_submit.lua": BEFORE["job_submit.lua"].replace("\n\nreturn", f"\n\n{LOAD}\nreturn"),
 }
+_OWN_FILTER = "function slurm_cli_pre_submit()\n  return slurm.SUCCESS\nend\n\nreturn slurm.SUCCESS\n"
+_MADE_FILTER = "-- made for muri\n" + "".join(
+    f"function slurm_cli_{name}() return slurm.SUCCESS end\n"
+    for name in ("setup_defaults", "pre_submit", "post_submit")
+)
+FILTERS = [
+    # What slurm.conf and cli_filter.lua say before and after.
+    ("", None, "CliFilterPlugins=lua # muri\n", f"{_MADE_FILTER}{LOAD_FILTER}\nreturn slurm.SUCCESS\n"),
+    ("CliFilterPlugins=user_defaults\n", None, "CliFilterPlugins=user_defaults,lua # muri\n",
+     f"{_MADE_FILTER}{LOAD_FILTER}\nreturn slurm.SUCCESS\n"),
+    ("CliFilterPlugins=lua,syslog\n", _OWN_FILTER, "CliFilterPlugins=lua,syslog\n",
+     _OWN_FILTER.replace("\n\nreturn", f"\n\n{LOAD_FILTER}\nreturn")),
+]  # fmt: skip
+"""A site without filters, with others, and with one of its own in Lua."""
+
+
+def files_before(filters: tuple[str, str | None, str, str]) -> dict[str, str]:
+    own = {"cli_filter.lua": filters[1]} if filters[1] else {}
+    return BEFORE | {"slurm.conf": BEFORE["slurm.conf"] + filters[0]} | own
+
+
+def files_after(filters: tuple[str, str | None, str, str]) -> dict[str, str]:
+    return AFTER | {"slurm.conf": AFTER["slurm.conf"] + filters[2], "cli_filter.lua": filters[3]}
+
+
 _MARKED = "{0} begin muri: added by `muri setup --apply`, taken out by `muri setup --remove`\n{1}{0} end muri\n"
 _LOADED = """\
 do
@@ -52,7 +77,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def held(folder: Path) -> dict[str, str]:
-    return {name: (folder / name).read_text() for name in BEFORE}
+    return {path.name: path.read_text() for path in folder.iterdir() if path.suffix in {".conf", ".lua"}}
 
 
 def follow(page: str, folder: Path) -> None:
@@ -68,13 +93,23 @@ def follow(page: str, folder: Path) -> None:
         subprocess.run(["sh", "-ec", block.replace("/etc/slurm", str(folder))], check=True)
 
 
-def test_what_the_pages_add_they_take_out_again(tmp_path: Path) -> None:
-    write(tmp_path, BEFORE)
+@pytest.mark.parametrize("filters", FILTERS)
+def test_what_the_pages_add_they_take_out_again(tmp_path: Path, filters: tuple[str, str | None, str, str]) -> None:
+    write(tmp_path, files_before(filters))
     for _ in range(2):  # a second time nothing changes
         follow("install.md", tmp_path)
-        assert held(tmp_path) == AFTER
+        assert held(tmp_path) == files_after(filters)
     follow("removal.md", tmp_path)
-    assert held(tmp_path) == BEFORE
+    assert held(tmp_path) == files_before(filters)
+
+
+def test_a_filter_that_the_site_uses_meanwhile_stays(tmp_path: Path) -> None:
+    write(tmp_path, BEFORE)
+    follow("install.md", tmp_path)
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(conf.read_text().replace("lua # muri", "lua"))
+    follow("removal.md", tmp_path)
+    assert held(tmp_path)["cli_filter.lua"] == f"{_MADE_FILTER}return slurm.SUCCESS\n"
 
 
 def test_the_pages_take_out_what_setup_of_the_last_release_added(tmp_path: Path) -> None:
@@ -101,16 +136,16 @@ def play(folder: Path, names: slice, tasks: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("files", [BEFORE, BY_SETUP], ids=["fresh", "after 0.2"])
-def test_the_role_does_the_same(tmp_path: Path, files: dict[str, str]) -> None:
+@pytest.mark.parametrize("filters", [*FILTERS, None])
+def test_the_role_does_the_same(tmp_path: Path, filters: tuple[str, str | None, str, str] | None) -> None:
     subprocess.run([ROOT / "scripts/check-ansible"], capture_output=True, check=True)
-    write(tmp_path, files)
+    write(tmp_path, files_before(filters) if filters else BY_SETUP)
     added = slice("Which nodes have GPUs, by Slurm's files", "The partitions that Muri serves")
     taken = slice("Slurm's files without Muri", "Slurm reads its files before the plugin goes")
-    if files is BEFORE:
+    if filters:
         for _ in range(2):
             play(tmp_path, added, ROLE / "present.yml")
-            assert held(tmp_path) == AFTER
+            assert held(tmp_path) == files_after(filters)
     play(tmp_path, taken, ROLE / "absent.yml")
-    assert held(tmp_path) == BEFORE
+    assert held(tmp_path) == (files_before(filters) if filters else BEFORE)
     shutil.rmtree(tmp_path)

@@ -25,7 +25,7 @@ SITE = instance.Instance("x", "trixie", "24.11.5", 1, 2, 16, 7, 1, "2026-01-01T0
     [
         (lambda: Shape(nodes=0), "--nodes 0 is out of range"),
         (lambda: Shape(site=True), "a site has accounting"),
-        (lambda: Shape(constrained=True), "only a site's devices"),
+        (lambda: Shape(constrained="v2"), "only a site's devices"),
         (lambda: cluster.parse_partition("small="), "NAME=NODES"),
         (lambda: cluster.parse_partition("small=n1:0"), "small=n.1-2.:1"),
         (lambda: cli._variables(["=x"]), "NAME=VALUE"),
@@ -39,8 +39,9 @@ def test_mistakes_are_refused(make: Callable[[], object], said: str) -> None:
         make()
 
 
-def test_a_sites_hosts_have_what_is_theirs(tmp_path: Path) -> None:
-    shape = Shape(nodes=2, accounting=True, site=True, constrained=True)
+@pytest.mark.parametrize(("version", "hierarchies"), [("v1", ("devices", "freezer")), ("v2", ("unified",))])
+def test_a_sites_hosts_have_what_is_theirs(tmp_path: Path, version: str, hierarchies: tuple[str, ...]) -> None:
+    shape = Shape(nodes=2, accounting=True, site=True, constrained=version)
     plan = lifecycle.root_plan("x", SUITES["forky"], shape, Build(SUITES["forky"], tmp_path), Pyslurm(tmp_path))
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
     hosts = {host.hostname: host for host in plan.hosts}
@@ -49,9 +50,14 @@ def test_a_sites_hosts_have_what_is_theirs(tmp_path: Path) -> None:
     assert {name: host.cgroup for name, host in hosts.items()} == {
         "login": "", "n1": "muri-sandbox-x/n1", "n2": "muri-sandbox-x/n2"
     }  # fmt: skip
-    assert hosts["login"].device_files == ()
+    assert {name: host.hierarchies for name, host in hosts.items()} == {
+        "login": (), "n1": hierarchies, "n2": hierarchies
+    }  # fmt: skip
+    assert (hosts["login"].device_files, plan.hierarchies) == ((), ())
+    (cgroup_conf,) = (file.text for file in hosts["n1"].files if file.path == "/etc/slurm/cgroup.conf")
+    assert f"CgroupPlugin=cgroup/{version}\nConstrainDevices=yes\n" in cgroup_conf
     names = {Path(file.path).name for file in hosts["n1"].files}
-    assert {"slurm.conf", "gres.conf", "munge.key", "muri.conf"} <= names
+    assert {"slurm.conf", "gres.conf", "munge.key", "muri.conf", "cli_filter.lua"} <= names
     assert names & {"slurm.key", "slurmdbd.conf", "job_submit.lua", "sandbox.cnf"} == set()
     assert {"/home", "/opt/muri/pyslurm"} & {bind.target for bind in hosts["n1"].binds} == {"/home"}
 

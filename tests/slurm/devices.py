@@ -7,7 +7,7 @@ from sandbox.driver import Driver
 
 _REFUSAL = cgroups.refusal()
 
-#: For tests that need devices constrained by cgroups.
+#: For tests of the fixture `site` that need devices constrained by cgroups v1; see `on_constrained_sites`, too.
 constrained = pytest.mark.skipif(bool(_REFUSAL), reason=_REFUSAL)
 
 _CODE = """\

@@ -20,6 +20,7 @@ from muri_cluster import MuriCluster, keep_gate  # noqa: E402
 from sandbox import cgroups, instance, lifecycle  # noqa: E402
 from sandbox.cluster import SUITES, Partition, Shape  # noqa: E402
 from sandbox.driver import Driver  # noqa: E402
+from sandbox.init import HIERARCHIES  # noqa: E402
 from sandbox.support import Progress  # noqa: E402
 
 TWO_GPUS = Shape(extra_partitions=(Partition("small", "n1"), Partition("two", "n[1-2]")))
@@ -63,14 +64,29 @@ def _needs(item: pytest.Item) -> list[str]:
     return [*item.fixturenames, *map(str, parameters)]
 
 
-def _sites(*suites: str) -> list[object]:
-    # A release's site starts once: one process runs all tests of it.
-    return [pytest.param(suite, marks=pytest.mark.xdist_group(f"site-{suite}")) for suite in suites]
+_V2 = "-v2"
+_REFUSALS = {version: cgroups.refusal(version) for version in HIERARCHIES}
+
+
+def _sites(*kinds: str) -> list[Any]:
+    # A site of a kind starts once: one process runs all tests of it.
+    return [pytest.param(kind, marks=pytest.mark.xdist_group(f"site-{kind}")) for kind in kinds]
 
 
 def on_sites(*suites: str) -> pytest.MarkDecorator:
     """Run a test of the fixture `site` on these releases only."""
     return pytest.mark.parametrize("site_sandbox", _sites(*suites), indirect=True)
+
+
+def on_constrained_sites(*suites: str) -> pytest.MarkDecorator:
+    """Run a test of the fixture `site` on these releases, with devices constrained by either version of cgroups."""
+    marked = []
+    for suite in suites:
+        for version, kind in (("v1", suite), ("v2", suite + _V2)):
+            (site,) = _sites(kind)
+            refused = pytest.mark.skipif(bool(_REFUSALS[version]), reason=_REFUSALS[version])
+            marked.append(pytest.param(*site.values, marks=[*site.marks, refused]))
+    return pytest.mark.parametrize("site_sandbox", marked, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -155,8 +171,9 @@ def site_sandbox(request: pytest.FixtureRequest) -> Iterator[Driver]:
 
     Partitions `gpu` and `debug` have all nodes, `train` n1.
     """
-    shape = replace(SITE, constrained=not cgroups.refusal())
-    yield from start(request.param, shape, f"site-{request.param}")
+    version = "v2" if request.param.endswith(_V2) else "v1"
+    shape = replace(SITE, constrained="" if _REFUSALS[version] else version)
+    yield from start(request.param.removesuffix(_V2), shape, f"site-{request.param}")
 
 
 def emptied(driver: Driver) -> Iterator[Driver]:

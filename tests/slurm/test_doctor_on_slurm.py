@@ -34,7 +34,7 @@ def findings(driver: Driver, user: str = "root") -> dict[str, dict[str, Any]]:
 
 def test_a_jobs_real_way(driver: Driver) -> None:
     found = findings(driver)
-    names = ("SPANK plugin", "members' GPUs")
+    names = ("SPANK plugin", "cli_filter", "members' GPUs")
     assert {name: found[name]["level"] for name in names} == dict.fromkeys(names, "ok"), found
     assert not driver.run("squeue", "-h", "-t", "PENDING,RUNNING", user="root").stdout.strip()
     assert "muri_gate" not in driver.run("scontrol", "show", "reservation", user="root").stdout
@@ -51,6 +51,37 @@ def test_a_cluster_whose_job_submit_does_not_know_muri(driver: Driver) -> None:
     assert found["job_submit"]["level"] == "problem"
     assert "muri/job_submit/job_submit.lua" in found["job_submit"]["lines"][0]
     assert not driver.run("squeue", "-h", "-t", "PENDING", user="root").stdout.strip()
+
+
+def test_a_cluster_whose_cli_filter_does_not_know_muri(driver: Driver) -> None:
+    path = "/etc/slurm/slurm.conf"
+    own = driver.read(path)
+    driver.write(path, own.replace("CliFilterPlugins=lua\n", ""), user="root", mode="0644")
+    try:
+        found = findings(driver)
+    finally:
+        driver.write(path, own, user="root", mode="0644")
+    assert found["cli_filter"]["level"] == "warning"
+    assert "CliFilterPlugins=lua" in found["cli_filter"]["remedy"]
+    assert "muri/cli_filter/cli_filter.lua" in found["cli_filter"]["lines"][0]
+
+
+def test_cpus_that_no_jobs_share_and_slurmds_that_have_not_read_the_plugin(driver: Driver) -> None:
+    shared, on_nodes = "shared CPUs", "SPANK on nodes"
+    before = findings(driver)
+    assert [before[name]["level"] for name in (shared, on_nodes)] == ["ok", "ok"]
+    assert "up to 8 on one: main" in before[shared]["text"]
+    driver.write("/etc/muri/muri.yaml", "partitions: [main]\n", user="root", mode="0644")
+    change = ("scontrol", "update", "PartitionName=main")
+    driver.run(*change, "OverSubscribe=NO", user="root")
+    try:
+        assert findings(driver)[shared]["text"].startswith("main: no two jobs share a CPU (OverSubscribe=NO)")
+    finally:
+        driver.run(*change, "OverSubscribe=YES:8", user="root")
+    driver.run("touch", "/etc/slurm/plugstack.conf", user="root")
+    assert "slurmd on n[1-4] has not" in findings(driver)[on_nodes]["text"]
+    driver.run("scontrol", "reconfigure", user="root")
+    driver.wait_until(lambda: findings(driver)[on_nodes]["level"] == "ok", "slurmds that have read it")
 
 
 def test_an_ordinary_user_gets_findings_and_no_traceback(driver: Driver) -> None:

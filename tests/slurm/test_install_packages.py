@@ -78,7 +78,7 @@ def doctor_takes_the_real_way(site: Driver) -> None:
     """Each step of a job's way is found to work."""
     told = site.run("muri", "doctor", "--json", user="root").stdout
     found = {each["name"]: each["level"] for each in json.loads(told)["findings"]}
-    names = ("SPANK plugin", "members' GPUs")
+    names = ("SPANK plugin", "cli_filter", "members' GPUs")
     assert {name: found[name] for name in names} == dict.fromkeys(names, "ok"), told
 
 

@@ -76,6 +76,12 @@ def test_nodes_get_no_heavy_packages(directory: Path) -> None:
         assert wanted in files
 
 
+def test_srun_finds_its_filter_wherever_the_plugin_is(directory: Path) -> None:
+    assert {f"/usr/share/muri/cli_filter/{name}.lua" for name in ("cli_filter", "muri")} <= {
+        *deb_files(directory, "muri-spank")
+    }  # fmt: skip
+
+
 def test_no_file_names_the_machine_that_built_it(directory: Path, tmp_path: Path) -> None:
     for name in NAMES:
         (file,) = directory.glob(f"{name}_*.deb")

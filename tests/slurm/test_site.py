@@ -1,17 +1,20 @@
 """A sandbox that looks like a site, on every release: its hosts, its rules, its constrained devices."""
 
 import os
+import platform
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from accounting_records import Payer, complete_records
-from devices import constrained, opened_by_step, opener
-from sandboxes import SITE
+from devices import opened_by_step, opener
+from sandboxes import SITE, on_constrained_sites
 
 from sandbox import cgroups, lifecycle
 from sandbox.cluster import SUITES
 from sandbox.driver import CommandError, Driver
+from sandbox.init import HIERARCHIES
 from sandbox.releases import PAGE, PROBES, SAME_SECOND, answers_on_page, examine
 from sandbox.support import InstancePaths, Progress, StartError
 
@@ -76,7 +79,16 @@ def test_the_sites_own_job_submit_rules_beside_muris(site: Driver) -> None:
     assert fields["AdminComment"].startswith("muri:on")
 
 
-@constrained
+def test_the_sites_own_cli_filter_rules_beside_muris(site: Driver) -> None:
+    member = {"MURI_PILOT": "1", "SLURM_JOB_ID": "999", "SLURM_JOB_GPUS": "0"}
+    said_of = {"forbidden": "site: no step has this name", "allowed": "muri: the step asks for more GPUs"}
+    for host in ("login", "n1"):
+        for name, said in said_of.items():
+            with pytest.raises(CommandError, match=said):
+                site.run("srun", f"--job-name={name}", "--gpus=2", "true", env=member, on=host)
+
+
+@on_constrained_sites(*SUITES)
 def test_a_job_opens_the_gpus_that_it_was_given_and_no_others(site: Driver) -> None:
     gpus = ["/dev/muri-gpu0", "/dev/muri-gpu1"]
     assert len(opened_by_step(site, "--gres=gpu:1")) == 1
@@ -95,12 +107,15 @@ def test_a_job_opens_the_gpus_that_it_was_given_and_no_others(site: Driver) -> N
     assert site.job(first)["JobState"] == "RUNNING"
 
 
-def test_a_bare_site_has_nothing_of_muri_and_leaves_no_cgroup() -> None:
+@pytest.mark.parametrize("version", HIERARCHIES)
+def test_a_bare_site_has_nothing_of_muri_and_leaves_no_cgroup(version: str) -> None:
     name = f"bare-{os.getpid()}"
-    shape = replace(SITE, nodes=1, bare=True, constrained=not cgroups.refusal())
+    shape = replace(SITE, nodes=1, bare=True, constrained="" if cgroups.refusal(version) else version)
     started, _ = lifecycle.up(name, SUITES["forky"], shape, Progress())
-    groups = [Path(f"/sys/fs/cgroup/{controller}", InstancePaths(name).cgroup) for controller in ("devices", "freezer")]
+    groups = [Path("/sys/fs/cgroup", hierarchy, InstancePaths(name).cgroup) for hierarchy in HIERARCHIES[version]]
     try:
+        shown = [group for group in groups if group.parent.is_dir()]
+        assert [group.exists() for group in shown] == [bool(shape.constrained)] * len(shown)
         bare = Driver(started)
         assert "--muri" not in bare.run("sbatch", "--help", on="login").stdout
         for host in bare.instance.host_names:
@@ -115,11 +130,15 @@ def test_a_bare_site_has_nothing_of_muri_and_leaves_no_cgroup() -> None:
 
 
 def test_a_machine_that_cannot_constrain_devices_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "/mnt/nosuch" in cgroups.refusal(("nosuch",))
-    monkeypatch.setattr(cgroups, "refusal", lambda: "no cgroups here")
+    assert "/mnt/nosuch" in cgroups.complaint(["nosuch"])
+    monkeypatch.setattr(cgroups, "_BPF_CALLS", {})
+    assert re.search(r"no cgroups v2 .*bpf: its number on \w+ is not known", cgroups.refusal("v2"))
+    monkeypatch.setattr(cgroups, "_BPF_CALLS", {platform.machine(): 100_000})
+    assert "bpf: Function not implemented" in cgroups.refusal("v2")
+    monkeypatch.setattr(cgroups, "refusal", lambda version: f"no cgroups {version} here")
     name = f"refused-{os.getpid()}"
-    with pytest.raises(StartError, match="no cgroups here\nWithout --constrain-devices"):
-        lifecycle.up(name, SUITES["forky"], replace(SITE, constrained=True), Progress())
+    with pytest.raises(StartError, match="no cgroups v2 here\nWithout --constrain-devices"):
+        lifecycle.up(name, SUITES["forky"], replace(SITE, constrained="v2"), Progress())
     assert not InstancePaths(name).directory.exists()
 
 

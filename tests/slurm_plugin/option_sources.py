@@ -6,6 +6,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 SPANK_SOURCE = REPOSITORY / "slurm_plugin" / "spank"
 JOB_SUBMIT_SOURCE = REPOSITORY / "slurm_plugin" / "job_submit"
+CLI_FILTER_SOURCE = REPOSITORY / "slurm_plugin" / "cli_filter"
 
 
 @dataclass(frozen=True)

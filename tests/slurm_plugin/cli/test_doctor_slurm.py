@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,9 @@ from muri.cli import cli, run_command
 from muri.slurm_plugin.cli import doctor_slurm
 from muri.slurm_plugin.cli.doctor_slurm import (
     LOAD,
+    LOAD_FILTER,
     Level,
+    examine_steps,
     examine_submission,
     judge_events,
     judge_gate,
@@ -20,7 +22,10 @@ from muri.slurm_plugin.cli.doctor_slurm import (
     judge_job_submit,
     judge_removal,
     judge_select,
+    judge_sharing,
+    judge_slurmds,
     names_in,
+    plugin_files,
     wrong_python,
 )
 from muri.slurm_plugin.config import Allocation, Config, Pilot, Profiling
@@ -79,6 +84,76 @@ def test_what_slurm_does_not_count_is_named(kind, parameters, allocation, level,
         assert bool(finding.remedy) == (level is Level.WARNING)
 
 
+PARTITIONS = "".join(
+    f"PartitionName={name} AllowGroups=ALL Exclusive=NO OverSubscribe={value} OverTimeLimit=NONE State=UP\n"
+    for name, value in {"gpu": "YES:8", "old": "YES:4", "no": "NO", "none": "NO", "whole": "EXCLUSIVE"}.items()
+)
+
+
+@pytest.mark.parametrize(
+    ("served", "group_size", "said"),
+    [
+        (["gpu"], 4, {"up to 8 on one: gpu": Level.OK}),
+        (["old"], 4, {"old: a pilot job and 3 more share a CPU (OverSubscribe=YES:4)": Level.WARNING}),
+        (["old"], 3, {"up to 4 on one: old": Level.OK}),
+        (["no", "none", "gpu"], 4, {"no, none: no two jobs share a CPU": Level.WARNING, ": gpu": Level.OK}),
+        ([], 2, {"no, none: no two": Level.WARNING, "up to 4 on one: old": Level.OK, "up to 8 on one: gpu": Level.OK}),
+        (["no"], 1, {}),
+        (["whole"], 4, {}),
+    ],
+)
+def test_partitions_whose_jobs_share_too_few_cpus_are_named(served, group_size, said):
+    config = Config(partitions=served, grouping={"max_group_size": group_size})
+    findings = [*judge_sharing(PARTITIONS, config)]
+    assert [finding.level for finding in findings] == [*said.values()]
+    for finding, words in zip(findings, said, strict=True):
+        assert words in finding.text
+        assert finding.remedy.startswith("OverSubscribe=YES:8") is (finding.level is Level.WARNING)
+
+
+NODES = "".join(
+    f"NodeName={name} OS=Linux 6 #1 Gres={gres} State=IDLE BootTime=90 SlurmdStartTime={start} LastBusyTime=1\n"
+    for name, gres, start in [("n1", "gpu:2", 100), ("n2", "gpu:a100:2(S:0)", 102), ("n3", "gpu:2", "Unknown"),
+                              ("login", "(null)", 100)]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("nodes", "changed_s", "level", "said"),
+    [
+        (NODES, 100.9, Level.OK, "each slurmd"),  # Slurm tells whole seconds
+        (NODES, 101.5, Level.WARNING, "slurmd on n1 has not"),
+        (NODES, 200.0, Level.WARNING, "slurmd on n[1-2] has not"),
+        ("NodeName=login Gres=(null) SlurmdStartTime=100 \n", 200.0, None, ""),
+    ],
+)
+def test_slurmds_that_have_not_read_the_plugin_are_named(nodes, changed_s, level, said):
+    findings = [*judge_slurmds(nodes, changed_s)]
+    assert [finding.level for finding in findings] == ([level] if level else [])
+    for finding in findings:
+        assert said in finding.text
+        assert ("scontrol reconfigure" in finding.remedy) is (level is Level.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("conf", "found"),
+    [
+        ("optional {0}/muri_spank.so x=1\n", {"plugstack.conf", "muri_spank.so"}),
+        ("required pyxis.so\n  include {0}/conf.d/*.conf\n", {"plugstack.conf", "muri.conf", "muri_spank.so"}),
+        ("include {0}/conf.d/nosuch.conf\n# optional {0}/muri_spank.so\n", set()),
+        ("required pyxis.so\n", set()),
+    ],
+)
+def test_the_files_that_tell_slurmd_of_the_plugin_are_found(tmp_path, conf, found):
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "muri_spank.so").touch()
+    (tmp_path / "conf.d/muri.conf").write_text(f"optional {tmp_path}/muri_spank.so\noptional /nosuch/muri.so\n")
+    (tmp_path / "conf.d/pyxis.conf").write_text("required pyxis.so\n")
+    plugstack = tmp_path / "plugstack.conf"
+    plugstack.write_text(conf.format(tmp_path))
+    assert {path.name for path in plugin_files(plugstack)} == found
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -132,6 +207,10 @@ class Commands:
             raise self._answer
         return self._answer
 
+    def output(self, action: str, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+        assert "MURI_PILOT" in variables
+        return self.run(action, arguments)
+
 
 @pytest.mark.parametrize(
     ("answer", "level"),
@@ -144,6 +223,20 @@ class Commands:
 )
 def test_whether_sbatch_knows_the_option(answer, level) -> None:
     assert [finding.level for finding in examine_submission(Commands("sbatch", answer))] == ([level] if level else [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "level"),
+    [
+        (GatewayError("srun: error: lua: muri: the step asks for more GPUs than its job has, 1"), Level.OK),
+        (GatewayError("Invalid job id specified"), Level.WARNING),
+        (GatewayUnavailableError("no srun"), None),
+    ],
+)
+def test_whether_srun_fits_members_steps(answer, level) -> None:
+    findings = [*examine_steps(Commands("srun", answer))]
+    assert [finding.level for finding in findings] == ([level] if level else [])
+    assert [finding.lines for finding in findings if finding.remedy] == [(LOAD_FILTER,)] * (level is Level.WARNING)
 
 
 def test_gpus_that_can_be_taken_away_in_some_form_are_enough() -> None:

@@ -1,27 +1,54 @@
 """Builds what of the SPANK plugin needs no Slurm, and reads options as a submission does: C collects, Lua reads."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from endings import JobCgroup, job_cgroup, refusal
 from lupa.lua51 import LuaRuntime
 from option_sources import JOB_SUBMIT_SOURCE, SPANK_SOURCE, Outcome
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Build a program of this folder with some of the plugin's files."""
+
+    def make(main: str, *parts: str) -> Path:
+        target = tmp_path_factory.mktemp("spank-build") / main
+        sources = [*(SPANK_SOURCE / f"{part}.c" for part in parts), Path(__file__).with_name(f"{main}.c")]
+        # The sanitizers turn a read or write out of bounds into a failed test.
+        flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_POSIX_C_SOURCE=200809L"]
+        flags += ["-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-Wformat=2", "-I", SPANK_SOURCE]
+        built = subprocess.run(["cc", "-std=c11", *flags, "-o", target, *sources], capture_output=True, check=False)
+        assert built.returncode == 0, built.stderr
+        return target
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def program(build: Callable[..., Path]) -> Path:
     """A program that shows what sbatch would send."""
-    target = tmp_path_factory.mktemp("spank-build") / "muri_try"
-    sources = [SPANK_SOURCE / f"{name}.c" for name in ("options", "facts")]
-    sources.append(Path(__file__).with_name("try_main.c"))
-    # The sanitizers turn a read or write out of bounds into a failed test.
-    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_POSIX_C_SOURCE=200809L"]
-    flags += ["-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-Wformat=2", "-I", SPANK_SOURCE]
-    built = subprocess.run(["cc", "-std=c11", *flags, "-o", target, *sources], capture_output=True, check=False)
-    assert built.returncode == 0, built.stderr
-    return target
+    return build("try_main", "options", "facts")
+
+
+@pytest.fixture(scope="session")
+def try_end(build: Callable[..., Path]) -> Path:
+    """A program that ends jobs without Slurm."""
+    return build("try_end", "node", "processes", "end")
+
+
+@pytest.fixture(params=["v1", "v2"])
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobCgroup]:
+    """A job's cgroup of each version."""
+    if why := refusal(request.param):
+        pytest.skip(why)
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    with job_cgroup(request.param, tmp_path) as group:
+        yield group
 
 
 @pytest.fixture(scope="session")

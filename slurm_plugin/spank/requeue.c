@@ -1,0 +1,111 @@
+/* Puts the jobs that had another job's GPUs back into the queue. */
+#define _GNU_SOURCE
+#define SLURM_BACKWARD_COMPAT	/* from 26.05 on jobs have numbers only with this */
+#include <errno.h>
+#include <slurm/slurm.h>
+#include <slurm/slurm_errno.h>
+#include <slurm/spank.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "muri.h"
+
+enum {
+	NAME_SIZE = 32,
+	FIRST_OTHER_ERROR = 3000,	/* behind those of slurmctld in slurm_errno.h */
+};
+
+/* Whether an error is slurmctld's answer. Others may pass, such as its absence. */
+static bool is_answer(int error)
+{
+	return error >= ESLURM_INVALID_PARTITION_NAME && error < FIRST_OTHER_ERROR && error != ESLURM_IN_STANDBY_MODE;
+}
+
+/* The one error of a call for one job: what slurmctld said of it, or why there was no answer. */
+static int error_of(int failed, job_array_resp_msg_t *answer)
+{
+	int error = failed ? errno : 0;
+
+	if (answer) {
+		if (answer->job_array_count && answer->error_code[0])
+			error = (int)answer->error_code[0];
+		slurm_free_job_array_resp(answer);
+	}
+	return error;
+}
+
+/* A job's name: the number alone of an array's task may stand for all of them. */
+static void name_job(const slurm_job_info_t *job, char name[NAME_SIZE])
+{
+	if (job->array_job_id && job->array_task_id != NO_VAL)
+		snprintf(name, NAME_SIZE, "%u_%u", job->array_job_id, job->array_task_id);
+	else
+		snprintf(name, NAME_SIZE, "%u", job->job_id);
+}
+
+static bool is_running(const slurm_job_info_t *job)
+{
+	uint32_t state = job->job_state & JOB_STATE_BASE;
+
+	return (state == JOB_RUNNING || state == JOB_SUSPENDED) && !(job->job_state & JOB_COMPLETING);
+}
+
+static int requeue(const slurm_job_info_t *job, bool held)
+{
+	/* JOB_RUNNING: not a job that has ended meanwhile, for example because its user canceled it. */
+	uint32_t flags = JOB_RUNNING | (held ? JOB_REQUEUE_HOLD : 0);
+	job_array_resp_msg_t *answer = NULL;
+	char name[NAME_SIZE];
+	int failed;
+
+	name_job(job, name);
+	failed = slurm_requeue2(name, flags, &answer);
+	return error_of(failed, answer);
+}
+
+/* End a job that Slurm does not requeue, such as an interactive one: better canceled than failed for no reason. */
+static int cancel(const slurm_job_info_t *job)
+{
+	return slurm_kill_job(job->job_id, SIGKILL, 0) ? errno : 0;
+}
+
+static bool end_run(const slurm_job_info_t *job, const struct muri_grant *grant)
+{
+	char text[256];
+	int error;
+
+	snprintf(text, sizeof(text), "muri: the pilot job %u, whose GPUs this job shared, has ended; the job goes back to the queue",
+		 grant->pilot);
+	slurm_notify_job(job->job_id, text);	/* to the job's output */
+	error = requeue(job, !grant->license);
+	if (!error || error == ESLURM_JOB_PENDING || error == ESLURM_INVALID_JOB_ID)
+		return true;
+	if (!is_answer(error))
+		return false;
+	slurm_info("muri: job %u cannot be requeued (%s) and is canceled", job->job_id, slurm_strerror(error));
+	error = cancel(job);
+	return !error || is_answer(error);
+}
+
+bool muri_requeue(const struct muri_grant *grant)
+{
+	job_info_msg_t *answer = NULL;
+	static bool prepared;
+	bool done = true;
+
+	if (!prepared)
+		slurm_init(NULL);	/* an epilog has none of the plugins that a call needs */
+	prepared = true;
+	if (slurm_load_job(&answer, grant->job, SHOW_ALL))
+		return is_answer(errno);
+	for (uint32_t i = 0; i < answer->record_count; i++) {
+		const slurm_job_info_t *job = &answer->job_array[i];
+
+		/* An array's number stands for all its tasks. This grant is not for a later run of the job. */
+		if (job->job_id == grant->job && job->restart_cnt == grant->run && is_running(job))
+			done = end_run(job, grant);
+	}
+	slurm_free_job_info_msg(answer);
+	return done;
+}

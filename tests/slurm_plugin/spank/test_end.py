@@ -1,0 +1,212 @@
+"""The end of a job on a node: jobs that were granted its GPUs are requeued, and gone when the epilog returns."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from endings import NODE, STUBBORN, USER, JobCgroup
+from polling import until
+
+PILOT, MEMBER = 5, 7
+LONG_MS = 600_000
+
+
+class Node:
+    """A node's directory, and epilogs on it."""
+
+    def __init__(self, program: Path, place: Path) -> None:
+        self.place = place
+        self._program = program
+        place.mkdir()
+        self.asked = place.parent / "asked"
+        self.asked.touch()
+        self.hook = f'echo "$1 $2" >> {self.asked}'
+        self("holds", PILOT, USER)
+
+    def __call__(self, verb: str, *words: object) -> None:
+        subprocess.run([self._program, verb, self.place, *map(str, words)], check=True)
+
+    def grant(self, cgroup: object, *, job: int = MEMBER, pilot: int = PILOT, run: int = 0) -> None:
+        self("grant", job, pilot, USER, run, cgroup)
+
+    def start(self, job: int = PILOT, *, ask_ms: int = LONG_MS, grace_ms: int = LONG_MS, before: str = "exec",
+              hook: str = "") -> subprocess.Popen[str]:  # fmt: skip
+        words = [self._program, "end", self.place, NODE, job, ask_ms, grace_ms, 0]
+        line = ["sh", "-c", f'{before} "$@"', "sh", *map(str, words)]
+        environment = {**os.environ, "HOOK": hook or self.hook}
+        return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    def end(self, job: int = PILOT, **options: int | str) -> str:
+        """Run an epilog to its end and return its text."""
+        process = self.start(job, **options)  # type: ignore[arg-type]
+        said, _ = process.communicate()
+        assert process.returncode == 0
+        return said
+
+    def grants(self) -> set[str]:
+        return {path.name for path in self.place.glob("grant-*")}
+
+
+@pytest.fixture
+def node(try_end: Path, tmp_path: Path) -> Node:
+    return Node(try_end, tmp_path / NODE)
+
+
+def when(path: Path, act: Callable[[], None]) -> threading.Thread:
+    """Act once slurmctld has been asked."""
+
+    def wait() -> None:
+        until(path.read_text, "a call")
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_a_job_that_shared_nothing_leaves_nothing_and_asks_nobody(node: Node) -> None:
+    node.grant("", job=8, pilot=6)
+    assert node.end() == ""
+    assert not (node.place / f"job-{PILOT}").exists()
+    assert node.grants() == {"grant-8"}
+    assert node.end(99) == ""
+    assert node.asked.read_text() == ""
+
+
+def test_a_member_that_ends_by_itself_has_its_time(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", "trap 'exit 3' TERM; echo; while :; do sleep 0.05; done")
+    node.grant(job.path)
+    slurm = when(node.asked, lambda: os.kill(process.pid, signal.SIGTERM))
+    node.end()
+    slurm.join()
+    assert process.wait() == 3
+    assert node.asked.read_text() == f"{MEMBER} hold\n"
+
+
+@pytest.mark.parametrize("what", [STUBBORN, "echo; kill -STOP $$"], ids=["ignores SIGTERM", "stops itself"])
+def test_a_member_that_does_not_end_is_killed_once_it_is_requeued(node: Node, job: JobCgroup, what: str) -> None:
+    stepd = job.stepd()
+    process = job.start("sh", "-c", what)
+    node.grant(job.path)
+    node.end(grace_ms=50)
+    assert process.wait() == -signal.SIGKILL
+    assert job.pids() == {stepd.pid}
+    assert node.asked.read_text() == f"{MEMBER} hold\n"
+
+
+def test_it_is_not_killed_before_slurmctld_knows_and_then_killed_all_the_same(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    back = node.place.parent / "back"
+    epilog = node.start(grace_ms=1, hook=f"{node.hook}; test -e {back}")
+    until(lambda: node.asked.read_text().count(f"{MEMBER} hold\n") > 1, "another try")
+    assert (process.poll(), epilog.poll()) == (None, None)
+    back.touch()
+    assert process.wait() == -signal.SIGKILL
+    epilog.communicate()
+    assert epilog.returncode == 0
+
+
+def test_without_an_asker_no_time_is_lost(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    node.end(hook="kill -KILL $PPID")
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("hook", ["false", "exec sleep 5 >&- 2>&-"], ids=["refuses", "hangs"])
+def test_without_slurmctld_it_is_killed_in_the_end(node: Node, job: JobCgroup, hook: str) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    node.end(ask_ms=100, grace_ms=50, hook=hook)
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_a_later_run_of_the_job_is_left_alone(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    (node.place / "later").write_text((node.place / f"grant-{MEMBER}").read_text().replace("run=0", "run=1"))
+    node.end(grace_ms=1, hook=f"mv {node.place}/later {node.place}/grant-{MEMBER}")
+    assert process.poll() is None
+
+
+def test_one_whose_own_epilog_is_through_is_left_alone(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    node.end(grace_ms=LONG_MS, hook=f"rm {node.place}/grant-{MEMBER}")
+    assert process.poll() is None
+
+
+def test_what_a_member_leaves_behind_ends_with_it(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    node.grant("", job=8)
+    assert node.end(MEMBER) == ""
+    assert process.wait() == -signal.SIGKILL
+    assert node.grants() == {"grant-8"}
+    assert node.asked.read_text() == ""
+
+
+def test_a_cgroup_that_is_noted_after_the_pilots_end_began(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    noted = (node.place / f"grant-{MEMBER}").read_text()
+    node.grant(f"{job.path}0")
+    (node.place / "noted").write_text(noted)
+    node.end(grace_ms=1, hook=f"mv {node.place}/noted {node.place}/grant-{MEMBER}")
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_epilogs_of_a_pilot_and_its_member_at_once(node: Node, job: JobCgroup) -> None:
+    for _ in range(5):
+        node("holds", PILOT, USER)
+        job.start("sh", "-c", STUBBORN)
+        node.grant(job.path)
+        epilogs = [node.start(each, grace_ms=10) for each in (PILOT, MEMBER)]
+        for epilog in epilogs:
+            epilog.communicate()
+        assert [epilog.returncode for epilog in epilogs] == [0, 0]
+        assert job.pids() == set()
+        assert node.grants() == set()
+
+
+def test_an_epilog_that_is_ended_by_slurmd_does_its_work(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    epilog = node.start()
+    until(node.asked.read_text, "a call")
+    os.killpg(epilog.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    epilog.communicate()
+
+
+def test_an_epilog_whose_slurmd_has_gone_loses_no_time(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    slurmd = node.start(before="set -m; ", hook=node.hook)
+    until(node.asked.read_text, "a call")
+    os.kill(slurmd.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    slurmd.communicate()
+
+
+def test_a_killed_keeper_is_replaced_by_its_epilog(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    epilog = node.start(hook=f"{node.hook}; kill -KILL $(ps -o ppid= -p $PPID)")
+    epilog.communicate()
+    assert epilog.returncode == 0
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_thousands_of_grants(node: Node, tmp_path: Path) -> None:
+    for number in range(3000):
+        pilot = PILOT if number % 10 == 0 else 6
+        grant = f"pilot={pilot}\nuid={USER}\nrun=0\ngate=license\ncgroup={tmp_path}/absent\n"
+        (node.place / f"grant-{1000 + number}").write_text(grant)
+    node.end(grace_ms=1, hook=f"printf '%s\\n' $1 >> {node.asked}")
+    assert sorted(node.asked.read_text().split()) == [str(number) for number in range(1000, 4000, 10)]
