@@ -6,7 +6,7 @@ from functools import partial
 import at_work
 import pytest
 from at_work import measured_pair, of_kind
-from fake_slurm import NOW_S, FakeSlurm, make_job, make_node, one_gpu, told
+from fake_slurm import NOW_S, FakeSlurm, make_job, one_gpu, told
 
 from muri.policies.registry import get_policy
 from muri.policies.types import PlanRequest
@@ -65,6 +65,7 @@ def running_pair() -> FakeSlurm:
     for member in start.members:
         state = tags.format_state(tags.MemberState(pilot, member.original))
         comment = tags.with_token(slurm.jobs[member.job_id].admin_comment, tags.STATE_PREFIX, state)
+        comment = tags.with_token(comment, tags.GRANT_PREFIX, str(pilot))
         slurm.jobs[member.job_id] = replace(
             slurm.jobs[member.job_id], admin_comment=comment, gpu_count=0, required_nodes="n1", held=False
         )
@@ -137,18 +138,6 @@ def test_other_policies_hear_of_no_pairs():
     decision = decided(two_jobs(), pair(A, B), policy="muri-jct")
     assert decision.preparation.request.interference is None
     assert [len(start.members) for start in starts(decision)] == [1]
-
-
-@pytest.mark.parametrize(
-    ("asked", "node_cpus", "cpus"),
-    [(4, 32, 8), (4, 8, 6), (6, 8, 6), (1, 32, 2)],  # both together, as far as the node goes
-)
-def test_members_side_by_side_get_their_cpus_together(asked, node_cpus, cpus):
-    slurm = FakeSlurm([job(1, "a", cpu_count=asked), job(2, "b", cpu_count=asked)], [
-        make_node("n1", gpu_count=1, cpu_count=node_cpus)
-    ])  # fmt: skip
-    (start,) = starts(decided(slurm, pair(A, B)))
-    assert start.cpu_count == cpus
 
 
 def test_what_runs_without_turns_goes_on_so_and_nobody_joins_it():
