@@ -62,12 +62,13 @@ class PeerProcess:
             yield from map(PeerProcess, descendants_of(self.pid))
 
     def error_output(self) -> int:
-        """Open its standard error anew.
+        """Open its standard error anew, without waiting for a reader.
 
         Raises:
             OSError: It cannot be opened from here, or the process has ended.
         """
-        file = os.open(f"/proc/{self.pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+        file = os.open(f"/proc/{self.pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
+        os.set_blocking(file, True)
         if not self.pid or self.has_ended:  # then it may be that of another one with the same number
             os.close(file)
             raise ProcessLookupError("the process has ended")

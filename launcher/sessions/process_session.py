@@ -149,7 +149,11 @@ class ProcessSession(MemberSession):
 
     def tell(self, text: str) -> None:
         """Write a line to the standard error of the script's process, as far as it can be seen."""
-        write_notice(self._process.error_output, text)
+        try:
+            file = self._process.error_output()  # now: the process may be about to be ended
+        except OSError:
+            return
+        write_notice(file, text)
 
     def facts(self) -> Mapping[str, Any] | None:
         """What the script's process has told of itself."""

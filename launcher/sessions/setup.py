@@ -133,14 +133,14 @@ class MemberSession(ABC):
         return {"prefix": self._request.prefix, "executable": self._request.executable}
 
 
-def write_notice(opened: Callable[[], int], text: str) -> None:
+def write_notice(file: int, text: str) -> None:
     """Write a line to a member's standard error, from a thread: what hangs may be the reader of that file.
 
-    `opened` opens it, there too, for this line alone.
+    `file` is closed after it.
     """
 
     def write() -> None:
-        with contextlib.suppress(OSError), os.fdopen(opened(), "w") as stream:
+        with contextlib.suppress(OSError), os.fdopen(file, "w") as stream:
             stream.write(f"muri: {text}\n")
 
     threading.Thread(target=write, name="notice", daemon=True).start()

@@ -186,8 +186,7 @@ class ThreadSession(MemberSession):
                 self._write(text)
 
     def _write(self, text: str) -> None:
-        file = os.dup(self._state.files[2])
-        write_notice(lambda: file, text)
+        write_notice(os.dup(self._state.files[2]), text)
 
     def facts(self) -> Mapping[str, Any] | None:
         """Return the runtime's knowledge of its own thread; any danger would have ended the session."""

@@ -414,6 +414,20 @@ def test_who_has_trained_must_not_be_idle_unless_it_waits_for_its_turn_or_slurm_
     assert [session.hung for session in sessions] == [True, True, False, False]
 
 
+def test_a_script_whose_process_cannot_be_seen_from_here_is_not_called_idle() -> None:
+    unseen, waiting = sessions = Idle("1"), Idle("2")
+    unseen.roots = Roots  # type: ignore[method-assign]
+    group = Watched(*sessions)
+    group.arbiter.acquire("1", 0)
+    waits = group.waits(("2", 0))
+    group.go_on(200)
+    assert [session.hung for session in sessions] == [False, False]
+    group.arbiter.leave("1")
+    group.clock.finish(*waits)
+    for session in (unseen, waiting):
+        session.end_as_hung("the test is over")
+
+
 def thread_at(place: Path, state: str, where: str, cpu_us: int, wakes: int) -> None:
     """Write what /proc tells of a thread."""
     place.mkdir(exist_ok=True)
