@@ -1,11 +1,12 @@
 """The processes of a pilot job's members on this node, whether they ever attach to the runtime or not.
 
-The SPANK plugin sets $MURI_PILOT in each task to which it opens the pilot's GPUs, and what that starts inherits it.
+They carry their job's number, and, set by the SPANK plugin where it opens the pilot's GPUs, $MURI_PILOT: so those of
+jobs that have joined later are found, too. What they start inherits both.
 """
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -20,23 +21,29 @@ _STDERR: Final = 2
 class MemberProcesses:
     """Finds them in /proc; one thread looks, another may read `found`.
 
+    Args:
+        pilot: The pilot job.
+        members: The ids of members that are known.
+
     Attributes:
         found: By job id the processes whose parents are not the job's, as of the last search.
     """
 
-    def __init__(self, pilot: int) -> None:
+    def __init__(self, pilot: int, members: Collection[str] = ()) -> None:
         self.found: Mapping[str, frozenset[int]] = {}
         self._pilot = str(pilot).encode()
+        self._members = frozenset(members)
         self._due = Throttle(_SCAN_S)
 
     def look(self) -> frozenset[str]:
         """Return the jobs that have a process now. New ones are searched for rarely; an end is seen at once."""
         if self._due.due():
-            self.found = self._search()
+            self.found = self.search()
             self._due.done()
         return frozenset(job for job, pids in self.found.items() if any(map(_exists, pids)))
 
-    def _search(self) -> dict[str, frozenset[int]]:
+    def search(self) -> dict[str, frozenset[int]]:
+        """Return what is `found` now."""
         jobs, own = dict[int, str](), os.geteuid()
         for entry in os.scandir("/proc"):
             with contextlib.suppress(OSError):
@@ -44,7 +51,7 @@ class MemberProcesses:
                     variables = Path(entry.path, "environ").read_bytes().split(b"\0")
                     words = dict(variable.partition(b"=")[::2] for variable in variables)
                     job = words.get(_JOB, b"").decode(errors="replace")
-                    if words.get(_PILOT) == self._pilot and job.isdecimal():
+                    if job in self._members or (job.isdecimal() and words.get(_PILOT) == self._pilot):
                         jobs[int(entry.name)] = job
         found: dict[str, set[int]] = {}
         for pid, job in jobs.items():

@@ -90,11 +90,11 @@ class PilotWatch:
         group: GroupSpec,
         status: Path,
         start_runtime: Callable[[], "subprocess.Popen[bytes]"],
+        processes: MemberProcesses,
         clock: Clock = MACHINE_CLOCK,
         monitor: NodeMonitor | None = None,
-        processes: MemberProcesses | None = None,
     ) -> None:
-        """Start the runtime and watch it; `monitor` measures the node's use, `processes` finds the members' own."""
+        """Start the runtime and watch it; `processes` are the members', `monitor` measures the node's use."""
         self._pilot = int(os.environ["SLURM_JOB_ID"])
         self._clock = clock
         self._group = group
@@ -103,7 +103,7 @@ class PilotWatch:
         self._runtime = start_runtime()
         self._tries_left = _STEP_TRIES - 1
         self._monitor = monitor
-        self._processes = processes or MemberProcesses(self._pilot)
+        self._processes = processes
         self._members = MemberWatch(self._pilot, group, clock)
         self._reports = GroupReports(self._pilot, group.telemetry_s, clock)
         self._ended_by_slurm = False
@@ -214,13 +214,13 @@ def main(text: str) -> None:
         os.dup2(stream.fileno(), 2)
     logging.basicConfig(level=logging.INFO, handlers=[log_handler()], force=True)
     log.info("pilot job %s for members %s", job_id, ",".join(group.ids))
+    processes = MemberProcesses(int(job_id), group.ids)
     if why := why_without_grants(group, os.environ):
-        refuse(group, why)
+        refuse(group, why, processes)
         sys.exit(1)
     command = runtime_command(group, run_dir, status)
-    processes = MemberProcesses(int(job_id))
     monitor = NodeMonitor(status, processes)
-    watch = PilotWatch(group, status, lambda: start(command, group), monitor=monitor, processes=processes)
+    watch = PilotWatch(group, status, lambda: start(command, group), processes, monitor=monitor)
     monitor.start()
     # scancel and the time limit end the pilot: the runtime must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: watch.end_early())
@@ -245,13 +245,16 @@ def why_without_grants(group: GroupSpec, environment: Mapping[str, str]) -> str:
     return said[0] if said else "Muri's SPANK plugin is not loaded on all of its nodes (docs/troubleshooting.md)"
 
 
-def refuse(group: GroupSpec, why: str, clock: Clock = MACHINE_CLOCK) -> None:
+def refuse(group: GroupSpec, why: str, processes: MemberProcesses, clock: Clock = MACHINE_CLOCK) -> None:
     """Put the members of a group that cannot run here back into the queue, also those that start in a moment."""
     pilot = int(os.environ["SLURM_JOB_ID"])
     log.error("the group cannot run here, and its members go back to the queue: %s", why)
     GroupReports(pilot, group.telemetry_s, clock).report_fault({"fault": {"cause": why, "culprits": []}})
-    # Without the plugin nothing tells which processes are a member's; its user finds the reason in `muri explain`.
-    back = PutBack(pilot, lambda _member: why, lambda _member: None, clock)
+
+    def open_stderr(member: str) -> int | None:
+        return standard_error(sorted(processes.search().get(member, ())))
+
+    back = PutBack(pilot, lambda _member: why, open_stderr, clock)
     back.all(group.ids, _PUT_BACK_AT_LEISURE_S, await_start=True)
 
 

@@ -32,6 +32,12 @@ def start(started: "list[subprocess.Popen[bytes]]", job: str, pilot: int = PILOT
     return process.pid
 
 
+def test_a_known_member_is_found_without_the_plugin(started: "list[subprocess.Popen[bytes]]") -> None:
+    job = str(PILOT + 5)
+    task = start(started, job, PILOT + 1)
+    until(lambda: MemberProcesses(PILOT, [job]).search() == {job: {task}}, "the job")
+
+
 def found(processes: MemberProcesses) -> dict[str, frozenset[int]]:
     processes._due._next_s = 0.0
     processes.look()

@@ -108,12 +108,16 @@ class Group:
         spec = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")), **options)
         self.clock.start(happen)
         processes = cast("MemberProcesses", self)
-        self._pilot = pilot.PilotWatch(spec, self._status, self._start, self.clock, processes=processes)
+        self._pilot = pilot.PilotWatch(spec, self._status, self._start, processes, self.clock)
         return self._pilot.watch()
 
     def look(self) -> frozenset[str]:
         """As the members' processes."""
         return frozenset(self.found)
+
+    def search(self) -> dict[str, list[int]]:
+        """As the members' processes."""
+        return self.found
 
     def ends(self, *events: Event, **options: float) -> float:
         """Watch, and return when the runtime is told to end."""
@@ -407,7 +411,8 @@ def refuse(group: Group, *events: Event) -> None:
 
     group.clock.start(happen)
     spec = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")))
-    pilot.refuse(spec, "Muri's SPANK plugin is not loaded by slurmd on node n1", group.clock)
+    processes = cast("MemberProcesses", group)
+    pilot.refuse(spec, "Muri's SPANK plugin is not loaded by slurmd on node n1", processes, group.clock)
 
 
 def test_a_group_on_a_node_without_the_plugin_goes_back_also_those_that_start_in_a_moment(group: Group) -> None:
@@ -433,6 +438,16 @@ def test_a_member_that_never_starts_on_a_node_without_the_plugin_is_left_to_the_
     assert [name for _, name in group.requeued] == ["1"]
     assert group.clock() < 75.0
     assert len(group.asked) <= 12
+
+
+def test_a_user_reads_on_the_jobs_own_standard_error_that_the_plugin_is_missing(group: Group, tmp_path: Path) -> None:
+    with (tmp_path / "slurm-1.out").open("wb") as output:
+        script = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=output)
+    with script:
+        group.found = {"1": [script.pid]}
+        refuse(group)
+    said = (tmp_path / "slurm-1.out").read_text()
+    assert "plugin is not loaded by slurmd on node n1; the job goes back to the queue and runs alone" in said
 
 
 @pytest.mark.parametrize("attached", [True, False])
