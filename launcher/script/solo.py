@@ -143,6 +143,7 @@ class _Ending:
         self.code: int | None = None  # None where a signal ends the process
         self.interrupted = False
         self.out_of_memory = False
+        self._environment = dict(os.environ)  # as it was before the script
 
     def interrupt(self) -> None:
         """End by SIGINT after a Ctrl-C that the script did not catch, as plain Python does."""
@@ -153,11 +154,11 @@ class _Ending:
 
     def tell(self) -> None:
         """Tell a group's runtime; after lack of GPU memory beside others, the job goes back to the queue instead."""
-        gate = gate_from_environment(os.environ)
+        gate = gate_from_environment(self._environment)
         if gate is None:
             return
         if self.out_of_memory and gate.had_company():
-            _try_with_more_memory()
+            _try_with_more_memory(self._environment)
         if self.code is not None:
             gate.exit(self.code)
 
@@ -199,16 +200,16 @@ def _execute(loaded: script.LoadedScript) -> None:
         close_iterations()
 
 
-def _try_with_more_memory() -> None:
+def _try_with_more_memory(environment: Mapping[str, str]) -> None:
     """Requeue the job if it may try again, and wait to be ended; else it fails as it would have alone."""
     from muri.launcher.job.scheduler import requeue_for_memory
     from muri.launcher.script.checkpoint import STOP_SIGNALS
 
     try:
-        if requeue_for_memory(os.environ.get("SLURM_JOB_ID", ""), run_of(os.environ)):
+        if requeue_for_memory(environment.get("SLURM_JOB_ID", ""), run_of(environment)):
             for number in STOP_SIGNALS:  # the script has ended; its handlers would only delay it
                 signal.signal(number, signal.SIG_DFL)
-            wait_for_end(os.environ)
+            wait_for_end(environment)
     except MuriError as error:
         text = "muri: the script ran out of GPU memory while others shared its GPU, and the job could not be requeued"
         print(f"{text}: {error}", file=sys.stderr)

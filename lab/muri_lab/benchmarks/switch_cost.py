@@ -3,9 +3,10 @@
 import itertools
 import json
 import os
+import socket
+import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,16 +15,18 @@ from muri.launcher.arbitration.arbiter import Arbiter, PausingArbiter
 from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.protocol import AttachRequest
+from muri.launcher.sessions.peer_process import PeerProcess
 from muri.launcher.sessions.process_session import ProcessSession, share_waiting_hint
-from muri.launcher.sessions.process_start import ChildStarter, supervised
 
 HOLD_S: Final = 0.0005
 TIMEOUT_S: Final = 60.0
 
 _SCRIPT: Final = """
-import json, os, sys, time
-from muri.launcher.process_gate import gate_from_environment
-gate, count, hold_s, result = gate_from_environment(os.environ), int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+import json, os, socket, sys, time
+from muri.launcher import process_gate, protocol
+_, files = protocol.receive_with_files(socket.socket(fileno=int(sys.argv[4])), 2)
+gate = process_gate.gate_from_environment(process_gate.gate_variables(*files, traced=False))
+count, hold_s, result = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 asked, taken, given = [], [], []
 open(result, "w").close()
 while len([name for name in os.listdir() if name.endswith(".json")]) < 2:
@@ -39,7 +42,11 @@ for _ in range(count):
     gate.release(0)
 with open(result, "w") as file:
     json.dump([asked, taken, given], file)
+gate.exit(0)
 """
+
+
+_Member = tuple[ProcessSession, "subprocess.Popen[bytes]"]
 
 
 class SwitchError(MuriError):
@@ -68,28 +75,39 @@ def measure_switches_s(count: int = 1000) -> list[float]:
         return _switches_s([json.loads((Path(folder) / f"{member}.json").read_text()) for member in ("1", "2")])
 
 
-def _session(member: str, script: Path, count: int, arbiter: Arbiter, page_fd: int) -> ProcessSession:
-    request = AttachRequest(
-        job_id=member,
-        target=str(script),
-        module=False,
-        arguments=(str(count), str(HOLD_S), str(script.with_name(f"{member}.json"))),
-        cwd=str(script.parent),
-        environment=dict(os.environ),
-        umask=0o077,
-        executable=sys.executable,
-        prefix=sys.prefix,
-        python=sys.version,
-    )
-    files = (os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY), os.dup(2))
-    return ProcessSession(request, files, arbiter, page_fd, partial(supervised, ChildStarter(), script.parent))
-
-
-def _run(sessions: list[ProcessSession]) -> None:
-    for session in sessions:
+def _session(member: str, script: Path, count: int, arbiter: Arbiter, page_fd: int) -> _Member:
+    """Start a process that connects as `muri run` does, and watch it as a runtime does."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        words = (str(script), str(count), str(HOLD_S), str(script.with_name(f"{member}.json")), str(theirs.fileno()))
+        command = [sys.executable, *words]
+        process = subprocess.Popen(
+            command, cwd=script.parent, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        request = AttachRequest(
+            job_id=member,
+            target=words[0],
+            module=False,
+            arguments=words[1:],
+            cwd=str(script.parent),
+            environment=dict(os.environ),
+            umask=0o077,
+            executable=sys.executable,
+            prefix=sys.prefix,
+            python=sys.version,
+        )
+        session = ProcessSession(request, PeerProcess(process.pid), arbiter, page_fd, lambda _session: True)
         session.start(lambda _session: None)
-    for session in sessions:
-        if not session.ended.wait(TIMEOUT_S) or session.exit_code != 0:
+        session.hand_over(ours, {})
+    return session, process
+
+
+def _run(members: list[_Member]) -> None:
+    for session, process in members:
+        if not session.ended.wait(TIMEOUT_S):
+            process.kill()
+        process.wait()
+        if session.exit_code != 0:
             raise SwitchError(f"member {session.member} of the measurement ended with {session.exit_code}")
 
 

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import subprocess
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -34,11 +33,10 @@ def test_runtime_that_dies_requeues_its_members(launcher: Launcher) -> None:
     assert launcher.out("101") == "started\n"
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_member_whose_pilot_job_is_cancelled_says_so_and_whom_to_cancel(launcher: Launcher, isolation: str) -> None:
+def test_a_thread_whose_pilot_job_is_cancelled_says_so_and_whom_to_cancel(launcher: Launcher) -> None:
     launcher.environment["SLURM_JOB_ID"] = "9"
     runtime = launcher.threads("101")
-    process = member(launcher, "101", launcher.script(SLEEPER), MURI_ISOLATION=isolation)
+    process = member(launcher, "101", launcher.script(SLEEPER))
     launcher.says("101")
     runtime.terminate()
     assert ends(process) == 75
@@ -74,24 +72,26 @@ def test_script_of_another_python_is_no_thread(launcher: Launcher) -> None:
     assert requeued(launcher) == []
 
 
-def test_a_member_that_sees_other_file_systems_runs_alone(launcher: Launcher) -> None:
-    """As in a container, or with a /tmp of the job's own: a process beside the runtime would not find its files."""
-    if subprocess.run(["unshare", "--mount", "true"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
-        pytest.skip("this user may not make a mount namespace here")
+@pytest.mark.parametrize(
+    ("in_a_group", "code", "out", "jobs"),
+    [(False, 0, "ran\n", []), (True, 75, "", ["103"])],
+    ids=["another job's variable", "a group that the runtime does not know of"],
+)
+def test_a_job_that_the_runtime_knows_as_no_member_runs_here_if_the_scheduler_knows_of_no_group_either(
+    launcher: Launcher, in_a_group: bool, code: int, out: str, jobs: list[str]
+) -> None:
+    """As where a member submits a job and Slurm passes the member's environment on to it."""
     launcher.runtime("101")
-    client = member(launcher, "101", launcher.script("print('never')"), before=("unshare", "--mount"))
-    assert ends(client) == 75
-    assert launcher.out("101") == ""
-    ((_, reason),) = requeued(launcher)
-    assert "sees other file systems than its group" in reason
+    assert ends(member(launcher, "103", launcher.script("print('ran')"), expected=in_a_group)) == code
+    assert launcher.out("103") == out
+    assert [job for job, _ in requeued(launcher)] == jobs
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_run_after_a_requeue_waits_for_the_script_of_the_run_before_and_keeps_out_of_its_group(
-    launcher: Launcher, isolation: str
+def test_a_run_after_a_requeue_waits_for_the_thread_of_the_run_before_and_keeps_out_of_its_group(
+    launcher: Launcher,
 ) -> None:
     """Slurm has ended the first run's own processes; its script, which does not end at once, is still in the group."""
-    launcher.runtime("101", options=("--isolation", isolation))
+    launcher.threads("101")
     script = launcher.script("""
         import os, time
         run, said = os.environ.get("SLURM_RESTART_COUNT", "0"), open("runs", "a", buffering=1)
@@ -104,10 +104,10 @@ def test_a_run_after_a_requeue_waits_for_the_script_of_the_run_before_and_keeps_
         print("end", run, file=said)
     """)
     runs = launcher.folder / "runs"
-    first = member(launcher, "101", script, MURI_ISOLATION=isolation)
+    first = member(launcher, "101", script)
     until(lambda: runs.exists() and "begin 0" in runs.read_text(), "the first run")
     first.kill()
-    second = member(launcher, "101", script, SLURM_JOB_GPUS="0", SLURM_RESTART_COUNT="1")
+    second = member(launcher, "101", script, MURI_PILOT="", SLURM_JOB_GPUS="0", SLURM_RESTART_COUNT="1")
     log = launcher.folder / "runtime.log"
     until(lambda: "waits for" in log.read_text() or second.poll() is not None, "the second run's question")
     assert "waits for" in log.read_text()
@@ -120,22 +120,37 @@ def test_a_run_after_a_requeue_waits_for_the_script_of_the_run_before_and_keeps_
 
 
 def test_member_without_runtime_is_requeued_and_never_run_here(launcher: Launcher) -> None:
+    launcher.give_grant()
     assert ends(member(launcher, "101", launcher.script("print('ran')"))) == 75
     assert launcher.out("101") == ""
-    assert requeued(launcher) == [["101", "the runtime of the group of job 101 did not come within 0.5 s"]]
+    assert requeued(launcher) == [["101", "the runtime of pilot job 0 did not come within 0.5 s"]]
+
+
+@pytest.mark.parametrize("variables", [{}, {"MURI_PILOT": "../900"}], ids=["none", "no job's number"])
+def test_member_without_a_grant_is_requeued_and_never_run_here(launcher: Launcher, variables: dict[str, str]) -> None:
+    launcher.runtime("101")
+    launcher.grant = variables
+    assert ends(member(launcher, "101", launcher.script("print('ran')"))) == 75
+    assert launcher.out("101") == ""
+    ((job, reason),) = requeued(launcher)
+    assert job == "101"
+    assert "job 101 is in the group, whose GPUs Muri's SPANK plugin has not opened for it here" in reason
 
 
 @pytest.mark.parametrize(
-    ("expected", "code", "out", "jobs"), [(True, 75, "", ["101"]), (False, 0, "ran\n", [])], ids=["member", "no member"]
+    ("grant", "code", "out", "jobs"),
+    [({"MURI_PILOT": "0"}, 75, "", ["101"]), ({}, 0, "ran\n", [])],
+    ids=["member", "no member"],
 )
 def test_where_others_can_enter_the_run_dir_a_member_is_requeued_and_any_other_job_runs_alone(
-    launcher: Launcher, expected: bool, code: int, out: str, jobs: list[str]
+    launcher: Launcher, grant: dict[str, str], code: int, out: str, jobs: list[str]
 ) -> None:
+    launcher.grant = grant
     launcher.run_dir.chmod(0o777)
-    assert ends(member(launcher, "101", launcher.script("print('ran')"), expected=expected)) == code
+    assert ends(member(launcher, "101", launcher.script("print('ran')"), expected=bool(grant))) == code
     launcher.run_dir.chmod(0o700)
     assert [job for job, _ in requeued(launcher)] == jobs
-    assert "chmod 700" in launcher.err("101")
+    assert ("chmod 700" in launcher.err("101")) == bool(grant)
     assert launcher.out("101") == out
 
 
