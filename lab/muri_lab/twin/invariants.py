@@ -24,6 +24,11 @@ _NEVER_GIVEN: Final = tuple(
 )  # fmt: skip
 """What stays as it is where a policy gives CPUs and memory."""
 
+_KEPT_BY_MEMBERS: Final = (
+    "node_count", "cpu_count", "cpus_per_task", "mem_per_node_mib", "mem_per_cpu_mib", "excluded_nodes", "features",
+)  # fmt: skip
+"""What of a request a member keeps, too."""
+
 _MOST_MEMBERS: Final = 4
 
 
@@ -128,6 +133,7 @@ class Watch:
             if (why := self.difference(job)) and job.job_id not in self.tampered:
                 self._say(f"job {job.job_id} starts alone, but {why}")
             return
+        self._check_kept(job)
         membership = tags.parse_state(job.admin_comment)
         pilot = self.twin.slurm.jobs.get(membership.pilot) if membership is not None else None
         if pilot is None:
@@ -135,6 +141,15 @@ class Watch:
         for name in ("uid", "account", "qos", "partition", "reservation"):
             if getattr(pilot, name) != getattr(self._asked(job), name):
                 self._say(f"the placeholder of job {job.job_id} has {name} {getattr(pilot, name)!r}")
+
+    def _check_kept(self, member: Job) -> None:
+        """Look whether a member starts with what is left of its own request."""
+        asked = self._asked(member)
+        if tags.parse_given(member.admin_comment) is not None or member.job_id in self.tampered:
+            return
+        for name in _KEPT_BY_MEMBERS:
+            if (mine := getattr(member, name)) != (theirs := getattr(asked, name)):
+                self._say(f"member {member.job_id} starts with {name} {mine!r}, its user asked for {theirs!r}")
 
     def _note_training(self, what: str, script: TrainingScript) -> None:
         self._trained(what, script)

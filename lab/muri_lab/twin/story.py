@@ -86,10 +86,10 @@ _MODELS: Final = {
 
 def tell(seed: int, most_faults: int = 10) -> Story:
     """Draw a story from a seed."""
-    draw = random.Random(f"story {seed}")
+    draw, more = random.Random(f"story {seed}"), random.Random(f"more of story {seed}")
     nodes, gpus = draw.choice(((1, 1), (1, 1), (1, 2), (2, 1), (2, 2)))
     gate: Literal["license", "hold"] = "hold" if draw.random() < 0.25 else "license"
-    layers = draw.choice((1, 4, 8))
+    layers = more.choice((1, 4, 8))
     free = SiteLimits(partitions=(PartitionLimits("main", oversubscribe=layers),))
     limits = _limits(draw, layers) if draw.random() < 0.3 else free
     site = Site(
@@ -122,7 +122,7 @@ def tell(seed: int, most_faults: int = 10) -> Story:
         for model in known
         for count in (1, 2)
     )
-    submissions = tuple(_submission(draw, number, gpus) for number in range(draw.randint(2, 7)))
+    submissions = tuple(_submission(draw, more, number, gpus) for number in range(draw.randint(2, 7)))
     faults = [
         Fault(round(draw.uniform(0, _FAULTS_WITHIN_S), 1), draw.choice(KINDS), draw.randrange(1000), draw.random())
         for _ in range(draw.randint(0, most_faults))
@@ -151,14 +151,14 @@ def _limits(draw: random.Random, layers: int) -> SiteLimits:
     )
 
 
-def _submission(draw: random.Random, number: int, gpus: int) -> Submission:
+def _submission(draw: random.Random, more: random.Random, number: int, gpus: int) -> Submission:
     model = draw.choice(sorted(_MODELS))
     iterations = draw.choice((20, 60, 120, 200, 300))
     user = draw.choice(("alice", "alice", "alice", "bob"))
     count = 2 if gpus > 1 and draw.random() < 0.2 else 1
     marked = draw.random() < 0.92
-    limit_s, calls_muri = draw.choice((1200, 3600, 7200)), marked and draw.random() < 0.95
-    stop_s = draw.choice((None, None, None, 15.0))
+    limit_s, calls_muri = draw.choice((1200, 3600, 7200)), marked and more.random() < 0.95
+    stop_s = more.choice((None, None, None, 15.0))
     return Submission(
         submit_s=EPOCH_S + round(draw.uniform(0, 30) if draw.random() < 0.6 else draw.uniform(0, 240), 1),
         user=user,
@@ -171,8 +171,8 @@ def _submission(draw: random.Random, number: int, gpus: int) -> Submission:
         account="lab",
         qos="normal",
         gpus_per_node=count,
-        cpus_per_task=max(1, draw.choice((1, 2, 4, 4, 8, 16)) // count),
-        mem_per_node_mib=draw.choice((0, 2000, 2000, 25_000)),
+        cpus_per_task=draw.choice((1, 2, 4)) * more.choice((1, 1, 4 // count)),
+        mem_per_node_mib=draw.choice((0, 2000)) * more.choice((1, 1, 12)),
         time_limit_s=limit_s,
         held=draw.random() < 0.04,
         can_requeue=draw.random() < 0.93,

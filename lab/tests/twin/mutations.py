@@ -10,6 +10,7 @@ from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.execute import executor, gate
 from muri.slurm_plugin.gateway.base import Gateway
 from muri.slurm_plugin.planning import repairs, slurm_requests
+from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange
 from muri.slurm_plugin.records.journal import Journal
 from muri.slurm_plugin.records.roles import ManagedJob
@@ -24,8 +25,17 @@ def _request_not_restored(job: ManagedJob, why: str = "") -> JobChange:
     return replace(_RESTORED(job, why), gpu_request=None)
 
 
-def _memory_and_cpus_not_restored(job: ManagedJob, why: str = "") -> JobChange:
-    return replace(_RESTORED(job, why), cpu_count=None, cpus_per_task=None, mem_per_node_mib=None, mem_per_cpu_mib=None)
+def _members_are_cut(*arguments: Any, **named: Any) -> JobChange:
+    return replace(_MEMBER(*arguments, **named), cpu_count=1, cpus_per_task=1, mem_per_node_mib=64)
+
+
+def _members_get_no_grant(*arguments: Any, **named: Any) -> JobChange:
+    change = _MEMBER(*arguments, **named)
+    return replace(change, admin_comment=tags.with_token(change.admin_comment or "", tags.GRANT_PREFIX, None))
+
+
+def _grant_stays(admin_comment: str) -> str:
+    return tags.with_token(admin_comment, tags.STATE_PREFIX, None)
 
 
 def _time_limit_not_restored(job: ManagedJob, why: str = "") -> JobChange:
@@ -77,7 +87,9 @@ def _nothing(*_: Any, **__: Any) -> Iterator[Any]:
 
 MUTATIONS: dict[str, tuple[object, str, Any]] = {
     "a member's GPUs are not restored": (executor, "original_request", _request_not_restored),
-    "a member's CPUs and memory are not restored": (executor, "original_request", _memory_and_cpus_not_restored),
+    "members lose CPUs and memory": (executor, "member_change", _members_are_cut),
+    "members get no grant": (executor, "member_change", _members_get_no_grant),
+    "a grant outlives its group": (slurm_requests, "without_membership", _grant_stays),
     "a member's time limit is not restored": (executor, "original_request", _time_limit_not_restored),
     "the journal is skipped": (Journal, "begin", _journal_forgets),
     "the placeholder forgets the account": (executor, "pilot_job", _pilot_of_no_account),
