@@ -190,8 +190,7 @@ class Follower(RankedArbiter):
         """Take its tokens back; others do not wait for it to take its turn at the network."""
         with self._mutex:
             self._still.add(member)
-        super().stand_still(member)
-        self._fair.dispatch(NETWORK)
+        super().stand_still(member)  # and dispatch the network anew
 
     def go_on(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Grant it resources again."""

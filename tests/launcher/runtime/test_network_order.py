@@ -277,18 +277,24 @@ def test_who_stands_still_keeps_the_network_from_no_other_and_has_its_turn_later
 
 def test_the_next_run_of_a_member_that_ended_standing_still_is_owed_nothing(group: Group) -> None:
     group.join("1")
+    group.join("2")
     leader, follower = group.ranks[0].arbiter, group.ranks[1].arbiter
     assert isinstance(follower, Follower)
     leader.acquire("1", NETWORK)
     until(lambda: follower._sequence, "the grant")
+    other = Asking(follower.acquire, "2", NETWORK)
+    assert other.waits(follower)
     follower.stand_still("1")
+    assert not follower._sequence
     for ranks in group.ranks:
         ranks.arbiter.leave("1")
     group.join("1", but=0)
     next_run = Asking(follower.acquire, "1", NETWORK)
-    assert next_run.waits(follower)
-    follower.interrupt("1")
-    assert isinstance(next_run.exception(DEADLINE_S), WaitInterruptedError)
+    until(lambda: next_run.done() or len(follower._fair._waiting[NETWORK]) == 2, "the answer or the wait for it")
+    assert not next_run.done()
+    for member, asking in (("1", next_run), ("2", other)):
+        follower.interrupt(member)
+        assert isinstance(asking.exception(DEADLINE_S), WaitInterruptedError)
 
 
 def test_random_pauses_at_random_places_on_each_rank_keep_no_collective_from_its_end(group: Group) -> None:

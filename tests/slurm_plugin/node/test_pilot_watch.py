@@ -156,6 +156,7 @@ class Group:
 
     def _requeue(self, name: str, *, held: bool) -> None:
         assert held  # the members' gate
+        assert not self.signals  # the runtime still serves the scripts, which save themselves
         self.requeued.append((self.clock(), name))
 
     def _job_record(self, job_id: int) -> JobRecord:
