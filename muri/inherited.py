@@ -3,7 +3,6 @@
 Slurm, systemd, cron and shells leave different things to their children: Slurm 25.05 blocks SIGCHLD in a job's tasks,
 a shell ignores SIGINT in the background, an administrator's umask, limits and directory are his own. Commands, which
 may become a user's program, `settle`, and `give_back` then; a process that stays Muri's own begins with `settle_own`.
-As a program, this starts one that cannot import it: `inherited.py PROGRAM ARGUMENT…`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import gc
 import os
 import resource
-import runpy
 import signal
 import sys
 from collections.abc import Iterator
@@ -55,21 +53,19 @@ def give_back() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def settle_own(umask: int = PRIVATE, *, limits: bool = True) -> None:
+def settle_own(umask: int = PRIVATE) -> None:
     """Settle a process that stays Muri's own: signals, umask, working directory, limits, open files.
 
     Args:
         umask: Permissions that new files do not get.
-        limits: Raise soft limits, which children inherit.
     """
     settle()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(umask)
     _leave_lost_directory()
-    if limits:
-        _raise(resource.RLIMIT_NOFILE, _FILES_NEEDED)
-        for number in (resource.RLIMIT_CPU, resource.RLIMIT_FSIZE):
-            _raise(number, resource.RLIM_INFINITY)
+    _raise(resource.RLIMIT_NOFILE, _FILES_NEEDED)
+    for number in (resource.RLIMIT_CPU, resource.RLIMIT_FSIZE):
+        _raise(number, resource.RLIM_INFINITY)
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 (numbers)
         with contextlib.suppress(OSError):  # the listing's own
             os.set_inheritable(number, number <= 2)
@@ -127,9 +123,3 @@ def garbage_collector_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-if __name__ == "__main__":
-    settle_own(limits=False)
-    del sys.argv[0]
-    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -174,30 +173,3 @@ def threads_of_trees(pids: Iterable[int]) -> Iterator[Path]:
         threads = threads_of(waiting.pop())
         yield from threads
         waiting.extend(children_of(threads))
-
-
-MOST_ROUNDS: Final = 10
-"""A process may start others before its own turn to be stopped comes; those are found in the next round."""
-
-
-def stop_descendants(root: int) -> None:
-    """Stop all processes that descend from one, but not that one itself. 0 is not a process."""
-    stopped: set[int] = set()
-    for _ in range(MOST_ROUNDS if root else 0):
-        new = [pid for pid in descendants_of(root) if pid not in stopped]
-        if not new:
-            return
-        _send(signal.SIGSTOP, new)
-        stopped.update(new)
-
-
-def continue_descendants(root: int) -> None:
-    """Continue all processes that descend from one. 0 is not a process."""
-    if root:
-        _send(signal.SIGCONT, list(descendants_of(root)))
-
-
-def _send(number: int, pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)

@@ -177,7 +177,7 @@ class Server:
                     self._leave(raw, *hello)
                 elif hello is not None:
                     self._attach(raw, *hello)
-            except (ProtocolError, OSError) as error:
+            except (ProtocolError, OSError, RuntimeError) as error:  # no thread is left, too
                 logger.warning("a connection was refused: %s", error)
                 _send_last(raw, {"type": "refused", "kind": "protocol", "reason": str(error)})
             finally:

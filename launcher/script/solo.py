@@ -168,7 +168,7 @@ class _Ending:
 
         @functools.wraps(plain)
         def _exit(status: int) -> NoReturn:
-            gate = gate_from_environment(os.environ)
+            gate = gate_from_environment(self._environment)
             if gate is not None and os.getpid() == own and isinstance(status, int):
                 gate.exit(status & 0xFF)
             plain(status)
@@ -188,7 +188,7 @@ def _execute(loaded: script.LoadedScript) -> None:
         exec(loaded.code, loaded.module.__dict__)
         ending.code = 0
     except SystemExit as error:
-        ending.code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        ending.code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
         raise
     except BaseException as error:
         ending.interrupted = isinstance(error, KeyboardInterrupt)

@@ -95,7 +95,11 @@ class ProcessSession(MemberSession):
         self._channels = Channels(self.member, arbiter, self._count, on_interval, self)
 
     def start(self, on_end: Callable[[MemberSession], None]) -> None:
-        """Watch the script."""
+        """Watch the script.
+
+        Raises:
+            RuntimeError: No thread is left for that; the session has ended.
+        """
         self._on_end = on_end
         self.join_arbiter()
         if self._process.pid:
@@ -103,8 +107,12 @@ class ProcessSession(MemberSession):
                 take_short_turns(self._process.pid)
         own, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _open_sockets.add(self._theirs)
-        self._channels.open(own)
-        threading.Thread(target=self._watch, name=f"process-{self.member}", daemon=True).start()
+        try:
+            self._channels.open(own)
+            threading.Thread(target=self._watch, name=f"process-{self.member}", daemon=True).start()
+        except RuntimeError:
+            self._conclude(given_up=True)
+            raise
 
     def hand_over(self, connection: socket.socket, variables: Mapping[str, str]) -> None:
         """Let the process become the script: answer it with the gate's socket, the page, and variables of the script.

@@ -43,6 +43,7 @@ def runtime_under(python: Path, launcher: Launcher, *members: str) -> None:
     log = launcher.folder / "runtime.log"
     command += runtime_words(members, ("--isolation", "thread"))
     environment = of_members(launcher.environment)
+    launcher.give_grant()
     process = launcher.spawn(command, environment, stderr=log.open("wb"), cwd=launcher.folder)
     until(lambda: process.poll() is not None or launcher.status_path.exists(), "the runtime")
     assert process.poll() is None, log.read_text()

@@ -71,6 +71,7 @@ CLIENT = """
 def client(launcher: Launcher, job_id: str, *arguments: object, state: str = "runs", **variables: str) -> Process:
     command = [sys.executable, launcher.script(CLIENT, "client.py"), state, *arguments]
     environment = launcher.environment | {"SLURM_JOB_ID": job_id, "MURI_JOB": "on", "MURI_REQUEUE_WAIT_S": "0.1"}
+    environment |= launcher.grant
     return launcher.start(job_id, command, environment | variables)
 
 
@@ -156,11 +157,12 @@ def test_a_member_that_is_ended_from_outside_leaves_a_checkpoint_behind(launcher
         assert training.resumed() == uninterrupted_curve
 
 
-@pytest.mark.parametrize(("how", "code"), [("cancel", STOPPED), ("fail", 7), ("finish", 0)])
+@pytest.mark.parametrize(("how", "code"), [("cancel", -signal.SIGTERM), ("fail", 7), ("finish", 0)])
 def test_a_job_joins_a_group_at_work_and_leaves_in_any_way_and_the_others_run_on(launcher, how, code):
     command = [sys.executable, launcher.script(RUNTIME, "runtime.py"), "--preload", ""]
     command += ["--status-file", launcher.status_path, *runtime_words(["101"], ("--discipline", "fair"))]
     runtime = launcher.start("runtime", command, launcher.environment | {"SLURM_JOB_ID": "900"})
+    launcher.grant = {"MURI_PILOT": "900"}
     until(lambda: runtime.poll() is not None or launcher.status_path.exists(), "the runtime")
     steps, over, its_end = launcher.script(STEPS, "steps.py"), launcher.folder / "over", launcher.folder / "end_of_102"
     first = launcher.member("101", steps, over)

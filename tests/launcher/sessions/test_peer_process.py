@@ -119,6 +119,22 @@ def test_a_session_that_is_given_up_ends_once_and_its_process_goes_on(sleeper: "
         assert ended == [session]
 
 
+def test_where_no_thread_is_left_a_session_has_ended_before_its_script_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, ended, arbiter = threading.Thread.start, list[MemberSession](), FairArbiter()
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "process-101":
+            raise RuntimeError("can't start new thread")
+        plain(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    session = ProcessSession(REQUEST, PeerProcess(0), arbiter, -1, lambda _session: False)
+    with pytest.raises(RuntimeError, match="new thread"):
+        session.start(ended.append)
+    assert ended == [session]
+    assert session.lost
+
+
 def watches(session: ProcessSession) -> bool:
     """Whether a thread still waits for the end of a session's process."""
     return any(thread.name == f"process-{session.member}" for thread in threading.enumerate())
