@@ -36,6 +36,7 @@ class Group:
     Attributes:
         states: Slurm's states of the members.
         tagged: Those whose AdminComment names the pilot job.
+        elsewhere: Those of them that are members of another pilot by now.
         joined: Those named in the pilot's own AdminComment.
         more_tags: What else stands in their AdminComments.
         silent: slurmctld does not answer.
@@ -50,6 +51,7 @@ class Group:
         self.clock = VirtualClock()
         self.states = {1: "RUNNING", 2: "RUNNING"}
         self.tagged = {1, 2}
+        self.elsewhere: set[int] = set()
         self.silent = self.stubborn = False
         self.code: int | None = None
         self._first_codes: list[int] = []
@@ -167,7 +169,8 @@ class Group:
             return JobRecord(str(PILOT), "RUNNING", "", tags.PILOT_PREFIX + tags.format_pilot("start", self.joined))
         if job_id not in self.states:
             raise NoSuchJobError("no such job")
-        tag = tags.STATE_PREFIX + tags.format_state(MemberState(PILOT, ORIGINAL))
+        pilot_job = PILOT + 1 if job_id in self.elsewhere else PILOT
+        tag = tags.STATE_PREFIX + tags.format_state(MemberState(pilot_job, ORIGINAL))
         admin_comment = tag + self.more_tags if job_id in self.tagged else "muri:model=m"
         return JobRecord(str(job_id), self.states[job_id], "my own text", admin_comment)
 
@@ -377,13 +380,14 @@ def test_a_pilot_that_slurm_ends_says_whom_to_cancel_instead(group: Group, caplo
 
 
 def test_a_pilot_that_slurm_ends_puts_its_members_back_before_it_ends_the_runtime(group: Group) -> None:
-    group.states |= {3: "RUNNING", 4: "COMPLETING", 5: "PENDING", 6: "SUSPENDED", 7: "RUNNING"}
-    group.tagged |= {3, 4, 5, 6}
-    group.tell(members={str(job_id): {"state": "running", "isolation": "process"} for job_id in (1, 4, 5, 6, 7)}
+    group.states |= {3: "RUNNING", 4: "COMPLETING", 5: "PENDING", 6: "SUSPENDED", 7: "RUNNING", 8: "RUNNING"}
+    group.tagged |= {3, 4, 5, 6, 8}
+    group.elsewhere = {8}
+    group.tell(members={str(job_id): {"state": "running", "isolation": "process"} for job_id in (1, 4, 5, 6, 7, 8)}
                | {"2": {"state": "running", "isolation": "thread"}})  # fmt: skip
     group.found = {"3": [11]}  # one that never attached
     assert group.watch((7.1, group.cancel)) == 1
-    # `muri run` puts 2 back, Slurm ends 4, 5 has not started, and 7 is in another group now.
+    # `muri run` puts 2 back, Slurm ends 4, 5 has not started, 7 and 8 have left the group.
     assert sorted(group.requeued) == [(7.25, "1"), (7.25, "3"), (7.25, "6")]
     assert group.signals == [(7.25, signal.SIGTERM)]
 
@@ -492,6 +496,15 @@ def test_a_job_that_goes_on_after_its_training_costs_few_questions(group: Group)
     ended_s = group.ends((60.1, lambda: group.members("ended", "ended")), (7200.1, end))
     assert 7200.0 < ended_s < 7202.0
     assert len([at_s for at_s, _ in group.asked if at_s <= 7200.0]) <= 8
+
+
+def test_a_user_whose_job_slurm_ends_anyway_reads_nothing_of_a_way_back(group: Group, tmp_path: Path) -> None:
+    with (tmp_path / "slurm-1.out").open("wb") as output:
+        script = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=output)
+    with script:
+        group.states[1], group.found = "COMPLETING", {"1": [script.pid]}
+        group.watch((7.1, group.cancel))
+    assert (tmp_path / "slurm-1.out").read_text() == ""
 
 
 def member(iterations: int = 10, iteration_s: float = 0.4, **more: Any) -> dict[str, Any]:
