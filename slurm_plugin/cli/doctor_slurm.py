@@ -39,7 +39,13 @@ from muri.slurm_plugin.gateway.gpu_removal import (
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.planning.actions import MemberPlan
-from muri.slurm_plugin.planning.slurm_requests import GroupPlace, asked_by, member_change, original_request
+from muri.slurm_plugin.planning.slurm_requests import (
+    GroupPlace,
+    asked_by,
+    member_change,
+    original_request,
+    pilot_mem_mib,
+)
 from muri.slurm_plugin.records.cluster import Node, Snapshot
 from muri.slurm_plugin.records.comment_tags import GATE_PREFIX, LICENSE_GATE, REQUEST_PREFIX, MemberState, token
 from muri.slurm_plugin.records.limits import PER_NODE, GpuRemoval, Place, TriedForm
@@ -481,17 +487,19 @@ def _why_refused(
 ) -> str:
     """Return why no group can form in a partition, "" if one can; a MuriError where that could not be tried."""
     where = f"--partition={partition}"
+    limits = snapshot.limits.partition(partition)
     with _probe(gateway, commands, "--gres=gpu:1", where, _MARK) as job:
-        way = removal.way_for(job.gpu_request, snapshot.limits.partition(partition))
+        way = removal.way_for(job.gpu_request, limits)
         if not way.request:
             return f"their GPUs cannot be taken away ({way.why})"
-        memory = [f"--mem={_MEMBERS * job.mem_per_node_mib}M"] if job.mem_per_node_mib else []
+        shares, mem_mib = limits.oversubscribe > 1, pilot_mem_mib([job], 1, limits)
+        options = [*([f"--mem={mem_mib}M"] if mem_mib else []), *(["--oversubscribe"] if shares else [])]
         try:
-            pilot_id = submit_probe(commands, "--gres=gpu:1", where, f"--cpus-per-task={job.given_cpus}", *memory)
+            pilot_id = submit_probe(commands, "--gres=gpu:1", where, "--cpus-per-task=1", *options)
         except GatewayError as error:
             return f"Slurm refuses a pilot job: {first_line(str(error))}"
         with cancelled_afterwards(commands, pilot_id):
-            return _why_not_changed(job, GroupPlace(pilot_id, node.name, ()), way.request, gateway)
+            return _why_not_changed(job, GroupPlace(pilot_id, node.name, (), shares), way.request, gateway)
 
 
 def _why_not_changed(job: ManagedJob, place: GroupPlace, no_gpus: str, gateway: Gateway) -> str:
@@ -499,11 +507,15 @@ def _why_not_changed(job: ManagedJob, place: GroupPlace, no_gpus: str, gateway: 
     member = MemberPlan(job.job_id, asked_by(job), None, 1.0, _MEMBERS * job.time_limit_s)
     try:
         gateway.modify(job.job_id, member_change(member, place, job, no_gpus=no_gpus))
-        own = original_request(replace(job, membership=MemberState(place.pilot, member.original)))
+        as_member = replace(
+            job, membership=MemberState(place.pilot, member.original), oversubscribe=place.oversubscribe
+        )
+        own = original_request(as_member)
         gateway.modify(job.job_id, replace(own, start_now=False))
     except GatewayError as error:
         return f"Slurm refuses a member's changes: {first_line(str(error))}"
-    now = asdict(asked_by(_read(gateway, job.job_id)))
+    # Slurm has no way to take back that a job shares its CPUs.
+    now = asdict(asked_by(replace(_read(gateway, job.job_id), oversubscribe=job.oversubscribe)))
     changed = [
         f"{name} is {now[name]} after {value}" for name, value in asdict(member.original).items() if now[name] != value
     ]

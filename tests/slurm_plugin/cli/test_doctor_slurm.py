@@ -3,10 +3,11 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, make_node
+from fake_slurm import FakeSlurm, make_job, make_node
 
 from muri.cli import cli, run_command
 from muri.slurm_plugin.cli import doctor_slurm
@@ -30,6 +31,7 @@ from muri.slurm_plugin.cli.doctor_slurm import (
 )
 from muri.slurm_plugin.config import Allocation, Config, Pilot, Profiling
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
+from muri.slurm_plugin.records.cluster import JobChange
 from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits, TriedForm
 
 LICENSES = "LicenseName=matlab Total=2 Used=0\nLicenseName=muri_gate Total=1000000 Used=0 Free=0 Reserved=1000000\n"
@@ -265,6 +267,39 @@ def slurm(monkeypatch):
     fake = FakeSlurm([], NODES)
     monkeypatch.setattr(doctor_slurm, "open_gateway", lambda kind: fake)
     return fake
+
+
+@pytest.mark.parametrize("layers", [1, 8])
+@pytest.mark.parametrize("refused", ["", "Invalid generic resource (gres) specification"])
+def test_the_doctor_tries_a_group_as_it_would_start(slurm, monkeypatch, layers, refused):
+    asked: list[tuple[str, ...]] = []
+    changes: list[JobChange] = []
+
+    def submit(_commands: object, *options: str) -> int:
+        asked.append(options)
+        slurm.jobs[len(asked)] = make_job(len(asked), partition="gpu", mem_per_node_mib=2000)
+        return len(asked)
+
+    def modify(job_id: int, change: JobChange) -> None:
+        changes.append(change)
+        if refused:
+            raise GatewayError(refused)
+        FakeSlurm._modify(slurm, job_id, change)
+
+    monkeypatch.setattr(doctor_slurm, "submit_probe", submit)
+    monkeypatch.setattr(doctor_slurm, "cancelled_afterwards", lambda _, job_id: nullcontext(job_id))
+    monkeypatch.setattr(slurm, "_modify", modify)
+    slurm.limits = SiteLimits((PartitionLimits("gpu", oversubscribe=layers),))
+    snapshot = slurm.snapshot()
+    told = doctor_slurm._why_refused("gpu", NODES[0], snapshot, snapshot.gpu_removal, slurm, Commands("sbatch", ""))
+    assert told == (f"Slurm refuses a member's changes: {refused}" if refused else "")
+    sharing = ["--oversubscribe"] if layers > 1 else []
+    assert asked[1] == ("--gres=gpu:1", "--partition=gpu", "--cpus-per-task=1", "--mem=512M", *sharing)
+    assert (changes[0].cpu_count, changes[0].mem_per_node_mib, changes[0].oversubscribe) == (
+        None,
+        None,
+        layers > 1 or None,
+    )
 
 
 @pytest.mark.parametrize(
