@@ -128,10 +128,11 @@ def _with_report(job: JobStatus, view: View) -> JobStatus:
     if not speeds:
         return job
     broken = tuple(job_id for job_id in promise_broken(speeds) if job_id in {job.job_id, *job.partners})
-    job, report = replace(job, promises_broken=broken), member_report(speeds, job.job_id)
+    use, report = job_use(speeds, job.job_id), member_report(speeds, job.job_id)
+    job = replace(job, promises_broken=broken, use=None if use is None else asdict(use))
     if report is None:
         return job
-    speed, use = report.speed_or_estimate(job.solo_iteration_s), job_use(speeds, job.job_id)
+    speed = report.speed_or_estimate(job.solo_iteration_s)
     return replace(
         job,
         measured_speed=speed,
@@ -140,7 +141,6 @@ def _with_report(job: JobStatus, view: View) -> JobStatus:
         stage_s=report.stage_s,
         wait_s=report.wait_s,
         discipline=report.discipline,
-        use=None if use is None else asdict(use),
     )
 
 

@@ -132,7 +132,8 @@ def test_queue_and_explain_show_what_the_pilot_measured(make_controller, tmp_pat
         solo_s, predicted = planned[2].solo_iteration_s, planned[2].predicted_speed
         figures = {"1": member(rate_per_s=planned[1].predicted_speed / planned[1].solo_iteration_s)}
         figures["2"] = member(rate_per_s=0.5 * predicted / solo_s)
-        token = speeds_token({"members": figures, "discipline": "fair"})
+        use = {"node": {**USE["node"], "gpus": {}}, "jobs": {"3": USE["jobs"]["10000000"]}, "plain": ["3"]}
+        token = speeds_token({"members": figures, "discipline": "fair", "use": use})
         slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=token)
         status = controller.cycle()
         path = tmp_path / "copy.json"
@@ -142,6 +143,8 @@ def test_queue_and_explain_show_what_the_pilot_measured(make_controller, tmp_pat
     assert shown[2].measured_speed == pytest.approx(0.5 * predicted, rel=1e-3)
     assert [shown[job].off_plan for job in (1, 2, 3)] == [False, True, False]
     assert shown[3].measured_speed is None
+    assert shown[3].use["gpu_utilization"] == 0.25  # though it has not attached
+    assert telemetry.sharing_plainly(told_in(token)) == {3}
     said = "\n".join(explanation(shown[2]))
     assert "differs from the plan by more than 20 %" in said
     assert "123,456,789 iterations done in this group, under fair." in said
