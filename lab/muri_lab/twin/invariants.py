@@ -113,6 +113,8 @@ class Watch:
         asked, given = self._asked(job), tags.parse_given(job.admin_comment)
         if given is not None:
             for each in fields(given.original):
+                if each.name == "oversubscribe":
+                    continue  # Slurm cannot take it back
                 kept, theirs = getattr(given.original, each.name), getattr(asked, each.name)
                 if kept != theirs:
                     return f"what is kept of its {each.name} is {kept!r}, its user asked for {theirs!r}"

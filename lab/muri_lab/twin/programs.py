@@ -519,7 +519,9 @@ class Placeholder:
     def start(self, run: Run) -> None:
         """Start the runtime, and watch over its members."""
         self._run, self._begun_s = run, self._nodes.slurm.now_s
-        sharing = replace(self._nodes.sharing, discipline=self.group.discipline)
+        cpus, most = self._nodes.slurm.jobs[run.job_id].cpus_per_task, self._nodes.slurm.site.visible_cpus
+        tokens = max(1, min(cpus, most or cpus))
+        sharing = replace(self._nodes.sharing, discipline=self.group.discipline, tokens=tokens)
         self._runtime = Runtime(self._nodes, run, sharing)
         self._nodes.slurm.time.after(self._nodes.delays.pilot_s, self._take_members)
 
