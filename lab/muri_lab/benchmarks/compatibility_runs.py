@@ -22,7 +22,7 @@ from muri.profiler.dryrun.messages import DRY_RUN_RESULT_VARIABLE, DRY_RUN_VARIA
 from muri.pythons import PYTHON_VARIABLE, of_members
 from muri_lab.benchmarks.compatibility_observation import Observation, files_of, observe, written
 from muri_lab.benchmarks.compatibility_scripts import Script
-from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError, socket_folder, start_runtime
+from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError, as_member, start_runtime
 
 HERE = Path(__file__).parent
 DRIVER = HERE / "compatibility_driver"
@@ -119,9 +119,7 @@ class Workshop:
             environment = of_members(self._environment())
             runtime = start_runtime(folder, group, environment=environment, python=str(self._place.python))
             try:
-                own = {"MURI_RUN_DIR": str(socket_folder(folder))}
-                jobs = {job: own | {"SLURM_JOB_ID": job} for job in members}
-                runs = [self._start(script, MURI_RUN, jobs[job]) for job, script in members.items()]
+                runs = [self._start(script, MURI_RUN, as_member(folder, job)) for job, script in members.items()]
                 codes = self._await(runs)
                 found = {run.script.name: self._end(run, codes) for run in runs}
             finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from examples.demo.timeline import Captions, busiest_moment_s, draw, read_slices
 from muri.group_spec import group_of
-from muri_lab.benchmarks.runtime_process import MURI_RUN, socket_folder, start_runtime
+from muri_lab.benchmarks.runtime_process import MURI_RUN, as_member, start_runtime
 
 CHECKOUT = Path(__file__).parents[3]
 NAMES = {"101": "storage", "102": "network", "103": "cpu", "104": "gpu"}
@@ -20,7 +20,7 @@ def record(folder: Path, discipline: str, iterations: int) -> Path:
     members = [{"job_id": job_id, "isolation": "thread"} for job_id in NAMES]
     group = group_of({"members": members, "discipline": discipline})
     with start_runtime(folder, group, "--trace", str(trace)) as runtime:
-        jobs = [_start(job_id, kind, socket_folder(folder), iterations) for job_id, kind in NAMES.items()]
+        jobs = [_start(job_id, kind, folder, iterations) for job_id, kind in NAMES.items()]
         codes = [job.wait() for job in jobs]
         runtime.terminate()
     if any(codes):
@@ -28,10 +28,10 @@ def record(folder: Path, discipline: str, iterations: int) -> Path:
     return trace
 
 
-def _start(job_id: str, kind: str, run_dir: Path, iterations: int) -> "subprocess.Popen[bytes]":
+def _start(job_id: str, kind: str, folder: Path, iterations: int) -> "subprocess.Popen[bytes]":
     script = CHECKOUT / "examples" / f"train_{kind}.py"
     command = [*MURI_RUN, str(script), "--iterations", str(iterations)]
-    variables = os.environ | {"SLURM_JOB_ID": job_id, "MURI_RUN_DIR": str(run_dir)}
+    variables = os.environ | as_member(folder, job_id)
     return subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 

@@ -117,7 +117,7 @@ def _attach(folder: Path, member: str, number: int) -> int:
         prefix=sys.prefix,
         python=sys.version,
     )
-    connection = protocol.connect(protocol.member_socket(socket_folder(folder), member))
+    connection = protocol.connect(protocol.pilot_socket(socket_folder(folder), protocol.NO_JOB))
     if connection is None:
         raise BenchmarkError("the runtime is gone")
     with connection, (folder / "out").open("ab") as out, Path(os.devnull).open("rb") as null:

@@ -17,7 +17,7 @@ import numpy as np
 from muri.group_spec import MemberSpec, group_of
 from muri.policies.speed import Shape
 from muri_lab.benchmarks.bounds import throughput_bound
-from muri_lab.benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
+from muri_lab.benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, as_member, start_runtime
 
 SCRIPT = Path(__file__).with_name("synthetic_job.py")
 PIECE_S = 0.002
@@ -139,8 +139,7 @@ def _profile(folder: Path, member: int, stages: Sequence[float], end_s: float) -
 
 def _environment(folder: Path, member: int | None) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "MURI_"))}
-    own = {} if member is None else {"SLURM_JOB_ID": str(101 + member)}
-    return kept | {"MURI_RUN_DIR": str(socket_folder(folder))} | own
+    return kept if member is None else kept | as_member(folder, str(101 + member))
 
 
 def _start_runtime(folder: Path, way: str, profiles: ProfileSet) -> "subprocess.Popen[bytes]":

@@ -20,7 +20,7 @@ from examples.demo.timeline import Slice, members_of, read_slices
 from muri.group_spec import group_of
 from muri.profiler.records import STAGES
 from muri_lab.benchmarks.real_report import Case, Throughput
-from muri_lab.benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
+from muri_lab.benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, as_member, start_runtime
 
 WARM_ITERATIONS, LEAST_ITERATIONS = 5, 3
 PYTHON = (sys.executable,)
@@ -90,7 +90,7 @@ class Run:
 
     def start_member(self, job: str) -> None:
         """Start one job as a member of the runtime."""
-        self.start_job(job, MURI_RUN, SLURM_JOB_ID=self._ids[job], MURI_RUN_DIR=str(socket_folder(self.folder)))
+        self.start_job(job, MURI_RUN, **as_member(self.folder, self._ids[job]))
 
     def member_status(self) -> dict[str, Any]:
         """Each job's part of the runtime's status file."""

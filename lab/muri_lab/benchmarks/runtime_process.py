@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from muri.group_spec import GroupSpec
+from muri.launcher.protocol import NO_JOB, PILOT_VARIABLE
 
 START_LIMIT_S = 90.0
 MURI_RUN = (sys.executable, "-c", "from muri.cli import main; main()", "run")
@@ -20,6 +21,11 @@ class BenchmarkError(Exception):
 def socket_folder(folder: Path) -> Path:
     """The run directory of the runtime that works in this folder."""
     return folder / "run"
+
+
+def as_member(folder: Path, job_id: str) -> dict[str, str]:
+    """Variables of a job that Slurm would have made a member of the group whose runtime works in this folder."""
+    return {"SLURM_JOB_ID": job_id, "MURI_RUN_DIR": str(socket_folder(folder)), PILOT_VARIABLE: NO_JOB}
 
 
 def start_runtime(

@@ -20,7 +20,7 @@ import psutil
 from muri.clock import MIB
 from muri.group_spec import GroupSpec, MemberSpec
 from muri_lab.benchmarks.bars import measured
-from muri_lab.benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
+from muri_lab.benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, as_member, start_runtime
 
 IDLE_S: Final = 30.0
 SETTLE_S: Final = 3.0  # The members' start is over by then
@@ -62,9 +62,8 @@ def idle() -> dict[str, Any]:
 
 
 def _member(folder: Path, script: Path, job_id: str) -> "subprocess.Popen[bytes]":
-    own = {"SLURM_JOB_ID": job_id, "MURI_RUN_DIR": str(socket_folder(folder))}
     with (folder / "members.err").open("ab") as err:
-        command, env = [*MURI_RUN, str(script), str(folder / job_id)], os.environ | own
+        command, env = [*MURI_RUN, str(script), str(folder / job_id)], os.environ | as_member(folder, job_id)
         return subprocess.Popen(command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stderr=err)
 
 

@@ -27,7 +27,7 @@ from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.sessions.process_session import CANCEL_GRACE_S
 from muri_lab.benchmarks.bars import Bar, finish, tell
 from muri_lab.benchmarks.interleaving_soak import Held, held
-from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError, socket_folder, start_runtime
+from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError, as_member, start_runtime
 
 RESULT = Path(__file__).parent / "results" / "soak.json"
 JOB = Path(__file__).with_name("soak_job.py")
@@ -42,7 +42,7 @@ LAST_EVENT = 0.85  # No event reaches a job that is nearly done: it could be one
 PAUSE_S = (0.05, 1.5)
 JOIN_DELAY_S = (0.0, 2.0)
 HANDLED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-WEIGHTS = {"signal": 6, "pause": 4, "cancel": 1, "kill muri run": 1, "kill script": 1, "kill worker": 2}
+WEIGHTS = {"signal": 6, "pause": 4, "cancel": 1, "kill script": 2, "kill worker": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Soak:
     def _start(self, member: str, kind: Kind) -> None:
         self._count += 1
         log = self._folder / f"{self._count}.log"
-        own = {"MURI_RUN_DIR": str(socket_folder(self._folder)), "SLURM_JOB_ID": member}
+        own = as_member(self._folder, member)
         with log.with_suffix(".out").open("wb") as out:
             process = subprocess.Popen(
                 [*MURI_RUN, *kind.command(log)], env=self._environment | own, stdin=subprocess.DEVNULL, stdout=out,
@@ -162,14 +162,11 @@ class Soak:
             os.kill(pid, signal.SIGSTOP)
             job.paused_until_s = time.monotonic() + self._random.uniform(*PAUSE_S)
         elif event == "cancel":
-            job.expected = {128 + signal.SIGTERM}
+            job.expected = {-signal.SIGTERM}
             job.process.terminate()
-        elif event == "kill muri run":
+        elif event == "kill script":
             job.expected = {-signal.SIGKILL}
             job.process.kill()
-        elif event == "kill script":
-            job.expected = {128 + signal.SIGKILL}
-            os.kill(pid, signal.SIGKILL)
         else:
             job.expected = {0, 1}  # 0 where its part was done
             os.kill(self._random.choice(psutil.Process(pid).children()).pid, signal.SIGKILL)

@@ -119,6 +119,6 @@ def test_a_member_asks_the_arbiter_for_its_stages(launcher: Launcher, python: st
     )  # fmt: skip
     theirs.close()
     assert ended.returncode == 3, ended.stderr
-    channels.finish(DEADLINE_S)
+    channels.close(DEADLINE_S)
     assert len(records) == 40
     assert min(record.stage_s[STAGES.index("propagate")] for record in records) >= 0.002
