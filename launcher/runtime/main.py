@@ -97,12 +97,13 @@ def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Runtim
                 values[name] = values[name].with_name(f"r{place.rank}-{values[name].name}")
     run_dir = (values.pop("run_dir") or default_run_dir(environment)).absolute()
     preload = [name for name in values.pop("preload").split(",") if name]
-    node = Node(cpus_of(environment), has_gpu())
+    # Members in their own jobs bring the CPUs that Slurm gave them; only threads have the pilot's.
+    node = Node(cpus_of(environment) if group.threads else os.cpu_count() or 1, has_gpu())
     return RuntimeOptions(group=group, run_dir=run_dir, preload=preload, node=node, place=place, **values)
 
 
 def cpus_of(environment: Mapping[str, str]) -> int:
-    """Return the cores for the members of this runtime: those of Slurm's variables, as far as the kernel allows them.
+    """Return the cores of this runtime's own process: those of Slurm's variables, as far as the kernel allows them.
 
     Where Slurm does not confine jobs, only its variables tell.
     """

@@ -271,3 +271,15 @@ def test_cores_are_those_that_slurm_gave_and_the_kernel_allows() -> None:
     assert cpus_of({"SLURM_CPUS_ON_NODE": str(allowed + 8)}) == allowed
     assert cpus_of({"SLURM_CPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "1"}) == 1
     assert cpus_of({"SLURM_CPUS_ON_NODE": "4(x2)"}) == allowed
+
+
+@pytest.mark.parametrize(
+    ("isolation", "cores"),
+    [
+        pytest.param("process", os.cpu_count(), id="members at home bring their own CPUs"),
+        pytest.param("thread", 1, id="members that are threads have those of the pilot"),
+    ],
+)
+def test_cores_are_those_on_which_members_work(isolation: str, cores: int) -> None:
+    group = {"members": [{"job_id": "101", "isolation": isolation}], "python": sys.executable}
+    assert read_options(["--group", json.dumps(group)], {"SLURM_CPUS_PER_TASK": "1"}).node.cpus == cores
