@@ -160,7 +160,7 @@ int muri_grant_write(int node, const struct muri_grant *grant);
 int muri_grant_read(int node, uint32_t job, struct muri_grant *grant);
 int muri_grant_remove(int node, uint32_t job);
 
-/* Write down the jobs that have a grant from this one, at most `most`; returns how many, or -1 with errno. */
+/* Write down the jobs that have a grant from this one, or from any with 0: at most `most`. Returns how many, or -1. */
 ssize_t muri_grants_of(int node, uint32_t pilot, uint32_t *jobs, size_t most);
 
 /* Read a whole text of decimal digits. */
@@ -181,6 +181,8 @@ size_t muri_processes(const struct muri_grant *grant, const char *node, bool kil
 struct muri_end {
 	/* Put a member's run back into the queue; false while slurmctld does not answer. */
 	bool (*requeue)(const struct muri_grant *grant);
+	/* Whether slurmctld says that a job has ended, its epilogs included. */
+	bool (*has_ended)(uint32_t job);
 	void (*say)(const char *text);
 	int ask_ms;	/* for slurmctld to answer */
 	int grace_ms;	/* for a requeued job to end by itself */
@@ -193,6 +195,12 @@ struct muri_end {
  */
 void muri_end_job(int node, const char *name, uint32_t job, const struct muri_end *end);
 
+/*
+ * The prolog of a job that holds GPUs: end what should have ended before it got them. An epilog may not have run to its
+ * end, or may have started late: slurmd does not run one again, and Slurm does not wait for that of a node that is down.
+ */
+void muri_end_stale(int node, const char *name, uint32_t job, const struct muri_end *end);
+
 /* requeue.c: calls to slurmctld. */
 
 /*
@@ -201,5 +209,8 @@ void muri_end_job(int node, const char *name, uint32_t job, const struct muri_en
  * Returns false while slurmctld does not answer.
  */
 bool muri_requeue(const struct muri_grant *grant);
+
+/* Whether slurmctld says that a job has ended, its epilogs included; false while it does not answer. */
+bool muri_has_ended(uint32_t job);
 
 #endif

@@ -306,7 +306,8 @@ ssize_t muri_grants_of(int node, uint32_t pilot, uint32_t *jobs, size_t most)
 		return -1;
 	}
 	while (count < most && (entry = readdir(directory)))
-		if (is_grant(entry->d_name, &job) && muri_grant_read(node, job, &grant) == 0 && grant.pilot == pilot)
+		if (is_grant(entry->d_name, &job) && muri_grant_read(node, job, &grant) == 0 &&
+		    (!pilot || grant.pilot == pilot))
 			jobs[count++] = job;
 	closedir(directory);
 	return (ssize_t)count;

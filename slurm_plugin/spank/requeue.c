@@ -88,15 +88,40 @@ static bool end_run(const slurm_job_info_t *job, const struct muri_grant *grant)
 	return !error || is_answer(error);
 }
 
+/* Slurm's plugins, of which a prolog or epilog has none. */
+static void prepare(void)
+{
+	static bool prepared;
+
+	if (!prepared)
+		slurm_init(NULL);
+	prepared = true;
+}
+
+bool muri_has_ended(uint32_t job)
+{
+	job_info_msg_t *answer = NULL;
+	bool ended = true;
+
+	prepare();
+	if (slurm_load_job(&answer, job, SHOW_ALL))
+		return errno == ESLURM_INVALID_JOB_ID;
+	for (uint32_t i = 0; i < answer->record_count; i++) {
+		const slurm_job_info_t *found = &answer->job_array[i];
+
+		if (found->job_id == job && (is_running(found) || (found->job_state & JOB_COMPLETING)))
+			ended = false;
+	}
+	slurm_free_job_info_msg(answer);
+	return ended;
+}
+
 bool muri_requeue(const struct muri_grant *grant)
 {
 	job_info_msg_t *answer = NULL;
-	static bool prepared;
 	bool done = true;
 
-	if (!prepared)
-		slurm_init(NULL);	/* an epilog has none of the plugins that a call needs */
-	prepared = true;
+	prepare();
 	if (slurm_load_job(&answer, grant->job, SHOW_ALL))
 		return is_answer(errno);
 	for (uint32_t i = 0; i < answer->record_count; i++) {
