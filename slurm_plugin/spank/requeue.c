@@ -70,14 +70,15 @@ static int cancel(const slurm_job_info_t *job)
 	return slurm_kill_job(job->job_id, SIGKILL, 0) ? errno : 0;
 }
 
-static bool end_run(const slurm_job_info_t *job, const struct muri_grant *grant)
+static bool end_run(const slurm_job_info_t *job, const struct muri_grant *grant, const char *why)
 {
 	char text[256];
 	int error;
 
-	snprintf(text, sizeof(text), "muri: the pilot job %u, whose GPUs this job shared, has ended; the job goes back to the queue",
-		 grant->pilot);
-	slurm_notify_job(job->job_id, text);	/* to the job's output */
+	if (why) {
+		snprintf(text, sizeof(text), "muri: %s; the job goes back to the queue", why);
+		slurm_notify_job(job->job_id, text);	/* to the job's output */
+	}
 	error = requeue(job, !grant->license);
 	if (!error || error == ESLURM_JOB_PENDING || error == ESLURM_INVALID_JOB_ID)
 		return true;
@@ -116,7 +117,7 @@ bool muri_has_ended(uint32_t job)
 	return ended;
 }
 
-bool muri_requeue(const struct muri_grant *grant)
+bool muri_requeue_for(const struct muri_grant *grant, const char *why)
 {
 	job_info_msg_t *answer = NULL;
 	bool done = true;
@@ -129,8 +130,16 @@ bool muri_requeue(const struct muri_grant *grant)
 
 		/* An array's number stands for all its tasks. This grant is not for a later run of the job. */
 		if (job->job_id == grant->job && job->restart_cnt == grant->run && is_running(job))
-			done = end_run(job, grant);
+			done = end_run(job, grant, why);
 	}
 	slurm_free_job_info_msg(answer);
 	return done;
+}
+
+bool muri_requeue(const struct muri_grant *grant)
+{
+	char why[128];
+
+	snprintf(why, sizeof(why), "the pilot job %u, whose GPUs this job shared, has ended", grant->pilot);
+	return muri_requeue_for(grant, why);
 }

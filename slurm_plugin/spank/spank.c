@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "member.h"
 #include "muri.h"
 
 #define PUBLIC __attribute__((visibility("default")))
@@ -330,6 +331,9 @@ PUBLIC int slurm_spank_init_post_opt(spank_t spank, int count, char *arguments[]
 	case S_CTX_LOCAL:
 		/* Without an option of its own a step keeps its job's mark. */
 		return muri_options_given(&given) ? apply(spank) : 0;
+	case S_CTX_REMOTE:
+		muri_member_init(spank);
+		return 0;
 	default:
 		return 0;
 	}
@@ -381,6 +385,7 @@ PUBLIC int slurm_spank_job_prolog(spank_t spank, int count, char *arguments[])
 	(void)arguments;
 	if (getenv("SLURM_JOB_GPUS"))
 		at_end(spank, muri_end_stale);
+	muri_member_prolog(spank);
 	return 0;
 }
 
@@ -389,5 +394,32 @@ PUBLIC int slurm_spank_job_epilog(spank_t spank, int count, char *arguments[])
 	(void)count;
 	(void)arguments;
 	at_end(spank, muri_end_job);
+	return 0;
+}
+
+PUBLIC int slurm_spank_task_post_fork(spank_t spank, int count, char *arguments[])
+{
+	(void)count;
+	(void)arguments;
+	if (spank_context() == S_CTX_REMOTE)
+		muri_member_forked(spank);
+	return 0;
+}
+
+PUBLIC int slurm_spank_task_init(spank_t spank, int count, char *arguments[])
+{
+	(void)count;
+	(void)arguments;
+	if (spank_context() == S_CTX_REMOTE)
+		muri_member_task(spank);
+	return 0;
+}
+
+PUBLIC int slurm_spank_exit(spank_t spank, int count, char *arguments[])
+{
+	(void)count;
+	(void)arguments;
+	if (spank_context() == S_CTX_REMOTE)
+		muri_member_exit(spank);
 	return 0;
 }
