@@ -69,7 +69,7 @@ def wait_back(driver: Driver, job: int, why: str) -> dict[str, str]:
     driver.wait_until(lambda: driver.job(job).get("Restarts") == "1", f"the return of job {job}")
     assert f"muri: {why}" in driver.read(out)
     assert "it runs" not in driver.read(out)
-    return driver.job(job)
+    return driver.wait_state(job, "PENDING")
 
 
 @on_constrained_sites("forky", "trixie")
