@@ -279,24 +279,35 @@ static void end_own_grant(struct keeper *keeper, struct muri_grant *own)
 		close(lock);
 }
 
-/* Write down the grants from a job. Returns 0, or -1 with errno. */
-static int list_members(struct keeper *keeper, uint32_t job)
+/* List the jobs with a grant from this one, or from any with 0; NULL without any, or with -1 in `count`. */
+static uint32_t *list_grants(int node, uint32_t pilot, ssize_t *count)
 {
 	uint32_t *jobs = NULL;
-	ssize_t count = FIRST_MOST;
-	size_t most;
 
-	for (most = FIRST_MOST; (size_t)count == most && most < MOST_GRANTS; most *= 2) {
+	*count = FIRST_MOST;
+	for (size_t most = FIRST_MOST; (size_t)*count == most && most < MOST_GRANTS; most *= 2) {
 		uint32_t *larger = realloc(jobs, 2 * most * sizeof(*jobs));
 
-		if (!larger)
+		if (!larger) {
+			*count = -1;
 			break;
+		}
 		jobs = larger;
-		count = muri_grants_of(keeper->node, job, jobs, 2 * most);
-		if (count < 0)
-			break;
+		*count = muri_grants_of(node, pilot, jobs, 2 * most);
 	}
-	keeper->members = count > 0 && jobs ? calloc((size_t)count, sizeof(*keeper->members)) : NULL;
+	if (*count > 0)
+		return jobs;
+	free(jobs);
+	return NULL;
+}
+
+/* Read the grants from a job. Returns 0, or -1 with errno. */
+static int read_members(struct keeper *keeper, uint32_t job)
+{
+	ssize_t count;
+	uint32_t *jobs = list_grants(keeper->node, job, &count);
+
+	keeper->members = jobs ? calloc((size_t)count, sizeof(*keeper->members)) : NULL;
 	for (ssize_t i = 0; keeper->members && i < count; i++)
 		if (muri_grant_read(keeper->node, jobs[i], &keeper->members[keeper->count].grant) == 0)
 			keeper->count++;
@@ -313,7 +324,7 @@ void muri_end_job(int node, const char *name, uint32_t job, const struct muri_en
 
 	if (muri_job_remove(node, job))
 		end->say("muri: cannot remove the note that this job holds GPUs");
-	failed = list_members(&keeper, job);
+	failed = read_members(&keeper, job);
 	has_own = muri_grant_read(node, job, &own) == 0;
 	if (lock >= 0)
 		close(lock);
@@ -324,4 +335,23 @@ void muri_end_job(int node, const char *name, uint32_t job, const struct muri_en
 	if (keeper.count)
 		end_members(&keeper);
 	free(keeper.members);
+}
+
+void muri_end_stale(int node, const char *name, uint32_t job, const struct muri_end *end)
+{
+	struct muri_end at_once = *end;
+	ssize_t count;
+	uint32_t *jobs = list_grants(node, 0, &count), looked_at = job;
+
+	at_once.grace_ms = 0;
+	for (ssize_t i = 0; i < count; i++) {
+		struct muri_grant grant;
+
+		if (muri_grant_read(node, jobs[i], &grant) || grant.pilot == looked_at || grant.pilot == job)
+			continue;
+		looked_at = grant.pilot;	/* most grants have the same one */
+		if (end->has_ended(grant.pilot))
+			muri_end_job(node, name, grant.pilot, &at_once);
+	}
+	free(jobs);
 }

@@ -113,8 +113,8 @@ int muri_make_run_dir(const char *parent, uid_t uid, gid_t gid, char *error, siz
  * node.c: what root notes about jobs on this node, in /run/muri/node/NODENAME. Each file has a line key=value for each
  * fact; unknown keys are left alone.
  *
- *   job-N    a job that holds GPUs here, from its prolog to its epilog: uid, gpus (numbers as in SLURM_JOB_GPUS). It
- *            proves that slurmd knows the plugin.
+ *   job-N    a job that holds GPUs here, from its prolog to its epilog: uid, gpus (numbers as in SLURM_JOB_GPUS),
+ *            sluid, and how programs learn of the GPUs: variables, mig. It proves that slurmd knows the plugin.
  *   grant-M  a run of job M may open what another job holds: pilot, uid, run (its restart count), gate (hold or
  *            license), cgroup (the directory of job M's processes; empty while no device has been opened for one).
  *   lock     held while files are read and written, and while devices are opened for a grant. Once job-N is taken
@@ -124,12 +124,18 @@ int muri_make_run_dir(const char *parent, uid_t uid, gid_t gid, char *error, siz
 enum {
 	MURI_GPUS_SIZE = 1024,	/* "0,1,2,…", with its NUL */
 	MURI_CGROUP_SIZE = 4096,
+	MURI_SLUID_SIZE = 32,
+	MURI_VARIABLES_SIZE = 128,
+	MURI_MIG_SIZE = 4096,
 };
 
 struct muri_job {
 	uint32_t id;
 	uid_t uid;
 	char gpus[MURI_GPUS_SIZE];
+	char sluid[MURI_SLUID_SIZE];	/* Slurm's name for the run, of which 26.05 names cgroups; "" before */
+	char variables[MURI_VARIABLES_SIZE];	/* in which Slurm names them to programs: "CUDA_VISIBLE_DEVICES,…" */
+	char mig[MURI_MIG_SIZE];	/* for CUDA, where they are parts of GPUs: "MIG-…,MIG-…" */
 };
 
 struct muri_grant {
@@ -160,11 +166,14 @@ int muri_grant_write(int node, const struct muri_grant *grant);
 int muri_grant_read(int node, uint32_t job, struct muri_grant *grant);
 int muri_grant_remove(int node, uint32_t job);
 
-/* Write down the jobs that have a grant from this one, at most `most`; returns how many, or -1 with errno. */
+/* Write down the jobs that have a grant from this one, or from any with 0: at most `most`. Returns how many, or -1. */
 ssize_t muri_grants_of(int node, uint32_t pilot, uint32_t *jobs, size_t most);
 
 /* Read a whole text of decimal digits. */
 bool muri_number(const char *text, uint32_t *number);
+
+/* Whether a word of this length has the form of a SLUID, such as s3S9M8M911KB00. */
+bool muri_is_sluid(const char *word, size_t length);
 
 /* processes.c: a job's processes on this node. */
 
@@ -181,6 +190,8 @@ size_t muri_processes(const struct muri_grant *grant, const char *node, bool kil
 struct muri_end {
 	/* Put a member's run back into the queue; false while slurmctld does not answer. */
 	bool (*requeue)(const struct muri_grant *grant);
+	/* Whether slurmctld says that a job has ended, its epilogs included. */
+	bool (*has_ended)(uint32_t job);
 	void (*say)(const char *text);
 	int ask_ms;	/* for slurmctld to answer */
 	int grace_ms;	/* for a requeued job to end by itself */
@@ -193,6 +204,12 @@ struct muri_end {
  */
 void muri_end_job(int node, const char *name, uint32_t job, const struct muri_end *end);
 
+/*
+ * The prolog of a job that holds GPUs: end what should have ended before it got them. An epilog may not have run to its
+ * end, or may have started late: slurmd does not run one again, and Slurm does not wait for that of a node that is down.
+ */
+void muri_end_stale(int node, const char *name, uint32_t job, const struct muri_end *end);
+
 /* requeue.c: calls to slurmctld. */
 
 /*
@@ -201,5 +218,125 @@ void muri_end_job(int node, const char *name, uint32_t job, const struct muri_en
  * Returns false while slurmctld does not answer.
  */
 bool muri_requeue(const struct muri_grant *grant);
+
+/* Whether slurmctld says that a job has ended, its epilogs included; false while it does not answer. */
+bool muri_has_ended(uint32_t job);
+
+/* Put a member's run back into the queue because of `why`, which is said in its output unless it is NULL. */
+bool muri_requeue_for(const struct muri_grant *grant, const char *why);
+
+/* grant.c: the contents of a grant. Everything here is pure. */
+
+enum {
+	MURI_MOST_GPUS = 256,
+	MURI_LARGEST_GPU = 99999,
+};
+
+enum muri_granted { MURI_NOT_GRANTED, MURI_GRANTED, MURI_GRANT_UNCLEAR };
+
+/* Read the word muri-grant:PILOT of an AdminComment, which users cannot write. Unclear: not one job's number, once. */
+enum muri_granted muri_granted_pilot(const char *comment, uint32_t *pilot);
+
+/* Whether the first word muri-gate:… says that a license keeps the job waiting. */
+bool muri_waits_for_license(const char *comment);
+
+struct muri_gpus {
+	size_t count;
+	uint32_t number[MURI_MOST_GPUS];
+};
+
+/* Read "0,1,3". */
+bool muri_read_gpus(const char *text, struct muri_gpus *gpus);
+
+/* Some of a job's GPUs, by their place in its list. */
+struct muri_part {
+	size_t first, count;
+};
+
+/* Read "per-task:K". */
+bool muri_per_task(const char *text, uint32_t *each);
+
+/* The part of `count` GPUs that is a task's, by its number on the node; all with `each` 0. False: not so many. */
+bool muri_part_of_task(size_t count, uint32_t each, uint32_t task, struct muri_part *part);
+
+/* List a part's numbers with commas: the job's, or without `gpus` its places. */
+bool muri_list_numbers(const struct muri_gpus *gpus, struct muri_part part, char *out, size_t size);
+
+/* List a part of a list of words with commas. */
+bool muri_list_words(const char *words, struct muri_part part, char *out, size_t size);
+
+/* devices.c: opens for a task what another job can open. */
+
+struct bpf_insn;
+
+enum {
+	MURI_MOST_CLOSED = 512,	/* devices that a cgroup may not open */
+};
+
+struct muri_device {
+	char type;	/* c or b */
+	dev_t number;
+};
+
+struct muri_devices {
+	size_t count;
+	struct muri_device *each;	/* in order */
+};
+
+/* Find the devices below a directory. False: some may be missing. Give them to muri_devices_free. */
+bool muri_devices_below(const char *directory, struct muri_devices *devices);
+void muri_devices_free(struct muri_devices *devices);
+
+enum muri_cgroup_kind {
+	MURI_CGROUP_NONE,
+	MURI_CGROUP_OTHER,	/* of version 1 without the controller of devices */
+	MURI_CGROUP_V1,	/* of version 1 with it */
+	MURI_CGROUP_V2,
+};
+
+/* A line of /proc/PID/cgroup that has the job's cgroup. */
+struct muri_cgroup_path {
+	enum muri_cgroup_kind kind;
+	size_t job_size;	/* characters of the path to the job's end */
+	char controllers[256];
+	char path[MURI_CGROUP_SIZE];
+};
+
+/* Find the line that decides about devices, or else another. */
+bool muri_cgroup_path(const char *text, uint32_t job, struct muri_cgroup_path *found);
+
+/* The next directory in which lines of mountinfo show the path; `mounts` moves behind its line. */
+bool muri_cgroup_mounted(const char **mounts, const struct muri_cgroup_path *path, char *directory, size_t size);
+
+/* A task's cgroup, as a directory. */
+struct muri_cgroup {
+	enum muri_cgroup_kind kind;
+	size_t job_size;	/* characters of its job's directory */
+	char leaf[MURI_CGROUP_SIZE];
+};
+
+/* Find the cgroup that Slurm has made for a process of the job. */
+bool muri_cgroup_find(pid_t pid, uint32_t job, struct muri_cgroup *cgroup);
+
+/* Whether Slurm limits which devices the job can open: 1, 0, or -1 when that cannot be said. */
+int muri_constrains_devices(const struct muri_cgroup *cgroup);
+
+/* Write the program of version 2 that refuses these devices; returns its instructions, 6 and 5 for each device. */
+size_t muri_device_program(const struct muri_device *closed, size_t count, struct bpf_insn *out);
+
+struct muri_opening {
+	int node;	/* as muri_node_dir returns it, locked */
+	const struct muri_cgroup *cgroup;
+	const struct muri_job *pilot;
+	size_t gpus;	/* GPUs of the pilot */
+	struct muri_part part;	/* the task's */
+};
+
+/*
+ * Open for a task the devices that are closed to it and that the pilot's tasks can open. Both jobs are one user's.
+ * `narrowed` is then whether only the task's part was opened; where GPUs have several files each, all of them are.
+ * False: nothing was opened for good. That passes when the pilot's tasks have not started yet.
+ */
+bool muri_open_devices(const struct muri_opening *opening, bool *narrowed);
 
 #endif

@@ -21,7 +21,7 @@
 
 enum {
 	NAME_SIZE = 32,	/* grant- or job- with a number */
-	TEXT_SIZE = MURI_CGROUP_SIZE + MURI_GPUS_SIZE + 256,
+	TEXT_SIZE = MURI_CGROUP_SIZE + MURI_GPUS_SIZE + MURI_VARIABLES_SIZE + MURI_MIG_SIZE + 512,
 };
 
 static int refuse(char *error, size_t size, const char *name, const char *why)
@@ -198,6 +198,16 @@ bool muri_number(const char *text, uint32_t *number)
 	return true;
 }
 
+bool muri_is_sluid(const char *word, size_t length)
+{
+	if (length < 10 || length >= MURI_SLUID_SIZE || word[0] != 's')
+		return false;
+	for (size_t i = 1; i < length; i++)
+		if (!((word[i] >= '0' && word[i] <= '9') || (word[i] >= 'A' && word[i] <= 'Z')))
+			return false;
+	return true;
+}
+
 static bool number_of(const char *text, const char *key, uint32_t *number)
 {
 	char value[16];
@@ -211,15 +221,34 @@ static int not_a_line(void)
 	return -1;
 }
 
+/* Add a line, unless its value is empty. There is room for all of them. */
+static void add_line(char text[TEXT_SIZE], size_t *length, const char *key, const char *value)
+{
+	if (*value)
+		*length += (size_t)snprintf(text + *length, TEXT_SIZE - *length, "%s=%s\n", key, value);
+}
+
 int muri_job_write(int node, const struct muri_job *job)
 {
 	char name[NAME_SIZE], text[TEXT_SIZE];
+	size_t length;
 
-	if (strchr(job->gpus, '\n'))
+	if (strchr(job->gpus, '\n') || strchr(job->variables, '\n') || strchr(job->mig, '\n') ||
+	    strchr(job->sluid, '\n'))
 		return not_a_line();
-	snprintf(text, sizeof(text), "uid=%lu\ngpus=%s\n", (unsigned long)job->uid, job->gpus);
+	length = (size_t)snprintf(text, sizeof(text), "uid=%lu\ngpus=%s\n", (unsigned long)job->uid, job->gpus);
+	add_line(text, &length, "sluid", job->sluid);
+	add_line(text, &length, "variables", job->variables);
+	add_line(text, &length, "mig", job->mig);
 	name_file(name, "job-", job->id);
 	return put(node, name, text);
+}
+
+/* Read a line that may be missing: its value is empty then. */
+static void read_line(const char *text, const char *key, char *out, size_t size)
+{
+	if (!value_of(text, key, out, size))
+		out[0] = '\0';
 }
 
 int muri_job_read(int node, uint32_t id, struct muri_job *job)
@@ -234,6 +263,9 @@ int muri_job_read(int node, uint32_t id, struct muri_job *job)
 		return not_a_line();
 	job->id = id;
 	job->uid = (uid_t)uid;
+	read_line(text, "sluid", job->sluid, sizeof(job->sluid));
+	read_line(text, "variables", job->variables, sizeof(job->variables));
+	read_line(text, "mig", job->mig, sizeof(job->mig));
 	return 0;
 }
 
@@ -306,7 +338,8 @@ ssize_t muri_grants_of(int node, uint32_t pilot, uint32_t *jobs, size_t most)
 		return -1;
 	}
 	while (count < most && (entry = readdir(directory)))
-		if (is_grant(entry->d_name, &job) && muri_grant_read(node, job, &grant) == 0 && grant.pilot == pilot)
+		if (is_grant(entry->d_name, &job) && muri_grant_read(node, job, &grant) == 0 &&
+		    (!pilot || grant.pilot == pilot))
 			jobs[count++] = job;
 	closedir(directory);
 	return (ssize_t)count;

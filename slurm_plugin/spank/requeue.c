@@ -70,14 +70,15 @@ static int cancel(const slurm_job_info_t *job)
 	return slurm_kill_job(job->job_id, SIGKILL, 0) ? errno : 0;
 }
 
-static bool end_run(const slurm_job_info_t *job, const struct muri_grant *grant)
+static bool end_run(const slurm_job_info_t *job, const struct muri_grant *grant, const char *why)
 {
 	char text[256];
 	int error;
 
-	snprintf(text, sizeof(text), "muri: the pilot job %u, whose GPUs this job shared, has ended; the job goes back to the queue",
-		 grant->pilot);
-	slurm_notify_job(job->job_id, text);	/* to the job's output */
+	if (why) {
+		snprintf(text, sizeof(text), "muri: %s; the job goes back to the queue", why);
+		slurm_notify_job(job->job_id, text);	/* to the job's output */
+	}
 	error = requeue(job, !grant->license);
 	if (!error || error == ESLURM_JOB_PENDING || error == ESLURM_INVALID_JOB_ID)
 		return true;
@@ -88,15 +89,40 @@ static bool end_run(const slurm_job_info_t *job, const struct muri_grant *grant)
 	return !error || is_answer(error);
 }
 
-bool muri_requeue(const struct muri_grant *grant)
+/* Slurm's plugins, of which a prolog or epilog has none. */
+static void prepare(void)
 {
-	job_info_msg_t *answer = NULL;
 	static bool prepared;
-	bool done = true;
 
 	if (!prepared)
-		slurm_init(NULL);	/* an epilog has none of the plugins that a call needs */
+		slurm_init(NULL);
 	prepared = true;
+}
+
+bool muri_has_ended(uint32_t job)
+{
+	job_info_msg_t *answer = NULL;
+	bool ended = true;
+
+	prepare();
+	if (slurm_load_job(&answer, job, SHOW_ALL))
+		return errno == ESLURM_INVALID_JOB_ID;
+	for (uint32_t i = 0; i < answer->record_count; i++) {
+		const slurm_job_info_t *found = &answer->job_array[i];
+
+		if (found->job_id == job && (is_running(found) || (found->job_state & JOB_COMPLETING)))
+			ended = false;
+	}
+	slurm_free_job_info_msg(answer);
+	return ended;
+}
+
+bool muri_requeue_for(const struct muri_grant *grant, const char *why)
+{
+	job_info_msg_t *answer = NULL;
+	bool done = true;
+
+	prepare();
 	if (slurm_load_job(&answer, grant->job, SHOW_ALL))
 		return is_answer(errno);
 	for (uint32_t i = 0; i < answer->record_count; i++) {
@@ -104,8 +130,16 @@ bool muri_requeue(const struct muri_grant *grant)
 
 		/* An array's number stands for all its tasks. This grant is not for a later run of the job. */
 		if (job->job_id == grant->job && job->restart_cnt == grant->run && is_running(job))
-			done = end_run(job, grant);
+			done = end_run(job, grant, why);
 	}
 	slurm_free_job_info_msg(answer);
 	return done;
+}
+
+bool muri_requeue(const struct muri_grant *grant)
+{
+	char why[128];
+
+	snprintf(why, sizeof(why), "the pilot job %u, whose GPUs this job shared, has ended", grant->pilot);
+	return muri_requeue_for(grant, why);
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "member.h"
 #include "muri.h"
 
 #define PUBLIC __attribute__((visibility("default")))
@@ -330,6 +331,9 @@ PUBLIC int slurm_spank_init_post_opt(spank_t spank, int count, char *arguments[]
 	case S_CTX_LOCAL:
 		/* Without an option of its own a step keeps its job's mark. */
 		return muri_options_given(&given) ? apply(spank) : 0;
+	case S_CTX_REMOTE:
+		muri_member_init(spank);
+		return 0;
 	default:
 		return 0;
 	}
@@ -347,34 +351,75 @@ static void say(const char *text)
 	slurm_info("%s", text);
 }
 
-/*
- * The epilog, before Slurm gives the job's GPUs to the next one. Epilogs often have a minute: with slurmctld away this
- * takes half of it, and else as long as the slowest member takes to end.
- */
-PUBLIC int slurm_spank_job_epilog(spank_t spank, int count, char *arguments[])
+/* Epilogs often have a minute: with slurmctld away this takes half of it. */
+static const struct muri_end end = {
+	.requeue = muri_requeue,
+	.has_ended = muri_has_ended,
+	.say = say,
+	.ask_ms = 20000,
+	.grace_ms = 10000,
+	.hurry_ms = 1000,
+};
+
+static void at_end(spank_t spank, void (*act)(int, const char *, uint32_t, const struct muri_end *))
 {
-	static const struct muri_end end = {
-		.requeue = muri_requeue,
-		.say = say,
-		.ask_ms = 20000,
-		.grace_ms = 10000,
-		.hurry_ms = 1000,
-	};
 	const char *name = getenv("SLURMD_NODENAME");
 	char error[256];
 	uint32_t job;
 	int node;
 
-	(void)count;
-	(void)arguments;
 	if (spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS)
-		return 0;
+		return;
 	node = muri_node_dir(MURI_RUN_PARENT, name, error, sizeof(error));
 	if (node < 0) {
 		slurm_error("muri: %s", error);
-		return 0;
+		return;
 	}
-	muri_end_job(node, name, job, &end);
+	act(node, name, job, &end);
 	close(node);
+}
+
+PUBLIC int slurm_spank_job_prolog(spank_t spank, int count, char *arguments[])
+{
+	(void)count;
+	(void)arguments;
+	if (getenv("SLURM_JOB_GPUS"))
+		at_end(spank, muri_end_stale);
+	muri_member_prolog(spank);
+	return 0;
+}
+
+PUBLIC int slurm_spank_job_epilog(spank_t spank, int count, char *arguments[])
+{
+	(void)count;
+	(void)arguments;
+	at_end(spank, muri_end_job);
+	return 0;
+}
+
+PUBLIC int slurm_spank_task_post_fork(spank_t spank, int count, char *arguments[])
+{
+	(void)count;
+	(void)arguments;
+	if (spank_context() == S_CTX_REMOTE)
+		muri_member_forked(spank);
+	return 0;
+}
+
+PUBLIC int slurm_spank_task_init(spank_t spank, int count, char *arguments[])
+{
+	(void)count;
+	(void)arguments;
+	if (spank_context() == S_CTX_REMOTE)
+		muri_member_task(spank);
+	return 0;
+}
+
+PUBLIC int slurm_spank_exit(spank_t spank, int count, char *arguments[])
+{
+	(void)count;
+	(void)arguments;
+	if (spank_context() == S_CTX_REMOTE)
+		muri_member_exit(spank);
 	return 0;
 }

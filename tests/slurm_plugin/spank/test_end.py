@@ -203,6 +203,34 @@ def test_a_killed_keeper_is_replaced_by_its_epilog(node: Node, job: JobCgroup) -
     assert process.wait() == -signal.SIGKILL
 
 
+ENDED = f'echo "ended $1?" >> "$ASKED"; test $1 = {PILOT}'
+
+
+def prolog(node: Node, try_end: Path, job: int) -> None:
+    environment = {**os.environ, "HOOK": node.hook, "ENDED": ENDED, "ASKED": str(node.asked)}
+    subprocess.run([try_end, "prolog", node.place, NODE, str(job)], env=environment, check=True)
+
+
+def test_the_next_jobs_prolog_ends_what_an_epilog_left(node: Node, try_end: Path, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant("", job=8, pilot=6)
+    node("holds", 6, USER)
+    node.grant(job.path)
+    prolog(node, try_end, 9)
+    assert process.wait() == -signal.SIGKILL
+    assert sorted(node.asked.read_text().splitlines()) == [f"{MEMBER} hold", "ended 5?", "ended 6?"]
+    assert {path.name for path in node.place.glob("job-*")} == {"job-6"}
+
+
+def test_a_prolog_asks_nothing_where_no_other_job_has_shared(node: Node, try_end: Path, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    prolog(node, try_end, 9)
+    node.grant(job.path)
+    prolog(node, try_end, PILOT)
+    assert node.asked.read_text() == ""
+    assert process.poll() is None
+
+
 def test_thousands_of_grants(node: Node, tmp_path: Path) -> None:
     for number in range(3000):
         pilot = PILOT if number % 10 == 0 else 6

@@ -3,6 +3,8 @@
  *
  *   muri_try_end end DIRECTORY NODE JOB ASK_MS GRACE_MS HURRY_MS   as the epilog of a job; $HOOK is a shell text, given
  *                                                                  the member's number: 0 if slurmctld has answered
+ *   muri_try_end prolog DIRECTORY NODE JOB                         as the prolog of a job; 0 from $ENDED with a pilot's
+ *                                                                  number: slurmctld says that it has ended
  *   muri_try_end count|kill JOB UID NODE CGROUP                    prints how many processes a job has
  *   muri_try_end grant DIRECTORY JOB PILOT UID RUN CGROUP          writes a grant
  *   muri_try_end holds DIRECTORY JOB UID                           notes that a job holds GPUs
@@ -35,6 +37,14 @@ static bool hook(const struct muri_grant *grant)
 	return system(text) == 0;	/* NOLINT */
 }
 
+static bool has_ended(uint32_t job)
+{
+	char text[1024];
+
+	snprintf(text, sizeof(text), "set -- %u; %s", job, getenv("ENDED"));
+	return system(text) == 0;	/* NOLINT */
+}
+
 static void say(const char *text)
 {
 	puts(text);
@@ -63,9 +73,18 @@ int main(int count, char *words[])
 	const char *what = count > 1 ? words[1] : "";
 
 	if (strcmp(what, "end") == 0 && count == 8) {
-		struct muri_end end = {hook, say, (int)number(words[5]), (int)number(words[6]), (int)number(words[7])};
+		struct muri_end end = {.requeue = hook, .say = say};
 
+		end.ask_ms = (int)number(words[5]);
+		end.grace_ms = (int)number(words[6]);
+		end.hurry_ms = (int)number(words[7]);
 		muri_end_job(at(words[2]), words[3], number(words[4]), &end);
+		return 0;
+	}
+	if (strcmp(what, "prolog") == 0 && count == 5) {
+		struct muri_end end = {hook, has_ended, say, 600000, 600000, 0};
+
+		muri_end_stale(at(words[2]), words[3], number(words[4]), &end);
 		return 0;
 	}
 	if ((strcmp(what, "count") == 0 || strcmp(what, "kill") == 0) && count == 6) {

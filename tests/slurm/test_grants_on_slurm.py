@@ -1,0 +1,112 @@
+"""Jobs that root opens another job's GPUs for: which devices open in batch scripts and steps, and for which users."""
+
+from devices import opener
+from sandboxes import on_constrained_sites
+
+from sandbox.cluster import SUITES
+from sandbox.driver import Driver
+
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "MURI_PILOT")
+NODE = "--nodelist=n1"
+MARKED = "--export=ALL,MURI_JOB=on"
+
+
+def shows(driver: Driver) -> str:
+    """A command that prints the GPUs that it can open and the variables that tell of them, in a line."""
+    shown = " ".join(f"${{{name}:--}}" for name in VARIABLES)
+    return driver.write("shows.sh", f'#!/bin/sh\necho $({opener(driver)}) "|" "{shown}"\n')
+
+
+def start_pilot(driver: Driver, *options: str, user: str = "alice") -> tuple[int, list[str]]:
+    """Start a job that holds GPUs; returns its number and the devices that it can open."""
+    script = f"--wrap=sh {shows(driver)} > /tmp/pilot-$SLURM_JOB_ID; sleep 600"
+    job = driver.submit(NODE, *options, script, user=user, on="login")
+    driver.wait_state(job, "RUNNING")
+    return job, devices_in(wait_line(driver, f"/tmp/pilot-{job}", "the pilot"))
+
+
+def devices_in(line: str) -> list[str]:
+    return line.partition("|")[0].split()
+
+
+def wait_line(driver: Driver, path: str, what: str) -> str:
+    def read() -> str:
+        return driver.run("cat", path, user="root", on="n1", check=False).stdout
+
+    driver.wait_until(lambda: read().endswith("\n"), what)
+    return read().strip()
+
+
+def submit(driver: Driver, script: str, comment: str, *options: str, user: str = "alice", after: int = 0) -> int:
+    """Submit a job without GPUs, whose AdminComment root writes before it can start."""
+    marks = (MARKED, NODE, "--hold", "--output=%j.out")
+    job = driver.submit(*marks, *options, f"--wrap={script}", user=user, on="login")
+    changes = (f"admincomment={comment}", *([f"dependency=after:{after}"] if after else []))
+    driver.run("scontrol", "update", f"jobid={job}", *changes, user="root")
+    driver.run("scontrol", "release", str(job), user="root")
+    return job
+
+
+@on_constrained_sites(*SUITES)
+def test_a_granted_job_opens_its_pilots_gpus_and_no_others(site: Driver) -> None:
+    show = f"sh {shows(site)}"
+    pilot, gpus = start_pilot(site, "--gres=gpu:1")
+    assert len(gpus) == 1
+    number = gpus[0].removeprefix("/dev/muri-gpu")
+    script = f"{show}; srun {show}; srun --ntasks=1 {show}; {show}"
+    member = submit(site, script, f"tool=x muri-grant:{pilot}", after=pilot)
+    other = submit(site, script, "muri-grants:1")
+    for job in (member, other):
+        assert site.wait_state(job)["JobState"] == "COMPLETED", site.read(f"/home/alice/{job}.out")
+    batch, step = f"{gpus[0]} | 0 {number} - 1 {pilot}", f"{gpus[0]} | 0 {number} {number} 1 {pilot}"
+    assert site.read(f"/home/alice/{member}.out").splitlines() == [batch, step, step, batch]
+    assert site.read(f"/home/alice/{other}.out").splitlines() == ["| - - - - -"] * 4
+
+
+def wait_back(driver: Driver, job: int, why: str) -> dict[str, str]:
+    """Wait until a job is back in the queue after its first run said why; returns its fields."""
+    out = f"/home/alice/{job}.out" if driver.job(job)["UserId"].startswith("alice") else f"/home/bob/{job}.out"
+    driver.wait_until(lambda: driver.job(job).get("Restarts") == "1", f"the return of job {job}")
+    assert f"muri: {why}" in driver.read(out)
+    assert "it runs" not in driver.read(out)
+    return driver.wait_state(job, "PENDING")
+
+
+@on_constrained_sites("forky", "trixie")
+def test_a_grant_that_fails_puts_the_job_back_and_runs_nothing(site: Driver) -> None:
+    pilot, _ = start_pilot(site, "--gres=gpu:1")
+    foreign = submit(site, "echo it runs", f"muri-grant:{pilot}", user="bob")
+    fields = wait_back(site, foreign, f"the pilot job {pilot} is another user's; the job goes back to the queue")
+    assert (fields["JobState"], fields["Priority"]) == ("PENDING", "0")
+    licensed = submit(site, "echo it runs", "muri-grant:1x muri-gate:licence")
+    fields = wait_back(site, licensed, "the job's AdminComment has an unclear grant")
+    assert fields["Priority"] != "0"  # its license keeps it, not a hold
+
+
+@on_constrained_sites("forky", "trixie")
+def test_each_task_has_its_part_and_a_step_takes_nothing_from_others(site: Driver) -> None:
+    show = f"sh {shows(site)}"
+    pilot, gpus = start_pilot(site, "--gres=gpu:2")
+    assert len(gpus) == 2
+    member = submit(
+        site, f"srun --ntasks=2 --gpus-per-task=1 {show} | sort; {show}", f"muri-grant:{pilot}", "--ntasks=2"
+    )
+    assert site.wait_state(member)["JobState"] == "COMPLETED"
+    assert site.read(f"/home/alice/{member}.out").splitlines() == [
+        *(f"{gpus[number]} | 0 0,1 {number} 2 {pilot}" for number in range(2)),
+        f"{gpus[0]} {gpus[1]} | 0,1 0,1 - 2 {pilot}",
+    ]
+
+
+@on_constrained_sites("forky", "trixie")
+def test_what_a_user_writes_opens_nothing(site: Driver) -> None:
+    show = f"sh {shows(site)}"
+    pilot, gpus = start_pilot(site, "--gres=gpu:1")
+    forged = f"MURI_PILOT={pilot} SLURM_JOB_GPUS=1 MURI_STEP_GPUS=per-task:1 SLURMD_NODENAME=n2 srun"
+    member = submit(site, f"{forged} {show}", f"muri-grant:{pilot}")
+    other = submit(site, f"{forged} {show}; {show}", "x", "--comment=muri-grant:1", "--job-name=muri-grant:1")
+    for job in (member, other):
+        assert site.wait_state(job)["JobState"] == "COMPLETED"
+    number = gpus[0].removeprefix("/dev/muri-gpu")
+    assert site.read(f"/home/alice/{member}.out").strip() == f"{gpus[0]} | 0 {number} {number} 1 {pilot}"
+    assert [devices_in(line) for line in site.read(f"/home/alice/{other}.out").splitlines()] == [[], []]
