@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -117,7 +117,7 @@ class PilotWatch:
         while True:
             here = self._processes.look()
             if self._ended_by_slurm:
-                return self._end_for_slurm(here)
+                return self._end_for_slurm()
             code = self._runtime.poll()
             status = self._runtime_status()
             if code is not None and self._tries_left and not self._status.exists():
@@ -125,14 +125,14 @@ class PilotWatch:
                 self._tries_left -= 1
                 self._runtime = self._start_runtime()
             elif code is not None:
-                return self._end_without_runtime(code, status, here)
+                return self._end_without_runtime(code, status)
             if self._members.is_over(status["members"], here):
                 # The controller may have taken the members back while the runtime was ending because of a fault.
                 return int(self._end_runtime())
             self._reports.look(status)
             self._clock.sleep(_TICK_S)
 
-    def _end_for_slurm(self, here: Collection[str]) -> int:
+    def _end_for_slurm(self) -> int:
         """Put the members back first: their scripts are saved while the runtime still serves them."""
         log.warning(
             "pilot job %s, which holds the GPUs of its group, was canceled or has reached its time limit: "
@@ -146,20 +146,21 @@ class PilotWatch:
                 f"limit (to end this job alone: scancel {member})"
             )
 
-        self._put_back(here, reason, _PUT_BACK_S)
+        self._put_back(reason, _PUT_BACK_S)
         self._end_runtime()
         return 1
 
-    def _end_without_runtime(self, code: int, status: Mapping[str, Any], here: Collection[str]) -> int:
+    def _end_without_runtime(self, code: int, status: Mapping[str, Any]) -> int:
         log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
         self._reports.report_fault(status)
         cause = (status.get("fault") or {}).get("cause") or f"it ended by itself with code {code}"
-        self._put_back(here, lambda _member: f"the group's runtime is gone: {cause}", _PUT_BACK_AT_LEISURE_S)
+        self._put_back(lambda _member: f"the group's runtime is gone: {cause}", _PUT_BACK_AT_LEISURE_S)
         return code or 1
 
-    def _put_back(self, here: Collection[str], reason: Callable[[str], str], within_s: float) -> None:
+    def _put_back(self, reason: Callable[[str], str], within_s: float) -> None:
         """Put the members back; `muri run` does so itself for one that is a thread of the runtime."""
         members: Members = self._runtime_status()["members"]
+        found = self._processes.search()  # some may have come since the last look
         threads = {
             name
             for name, member in members.items()
@@ -168,10 +169,10 @@ class PilotWatch:
 
         def open_stderr(member: str) -> int | None:
             script = members.get(member, {}).get("script_pid")
-            return standard_error([*([script] if script else []), *sorted(self._processes.found.get(member, ()))])
+            return standard_error([*([script] if script else []), *sorted(found.get(member, ()))])
 
         back = PutBack(self._pilot, reason, open_stderr, self._clock)
-        back.all({*self._group.ids, *members, *here} - threads, within_s)
+        back.all({*self._group.ids, *members, *found} - threads, within_s)
 
     def _end_runtime(self) -> bool:
         """End the runtime, and report the last figures; returns whether a fault has broken the GPU's context."""
