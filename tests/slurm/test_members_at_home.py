@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from devices import constrained, opened_by_step, opener
+from devices import opened_by_step, opener
 from muri_cluster import MuriCluster
-from sandboxes import on_sites
+from sandboxes import on_constrained_sites
 
 from sandbox.driver import Driver
 
@@ -81,8 +81,7 @@ def records(driver: Driver, job: int) -> dict[str, list[str]]:
     return {name: rest for name, *rest in lines}
 
 
-@constrained
-@on_sites("forky", "trixie")
+@on_constrained_sites("forky", "trixie")
 def test_members_see_and_end_as_alone_and_slurm_records_each(site: Driver) -> None:
     muri = cluster_with_one_free_gpu(site)
     with muri.training():
