@@ -128,7 +128,7 @@ def figures(series: Sequence[float]) -> dict[str, Any]:
 
 
 def bars(found: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
-    """What has to be reached."""
+    """The bound that has to be kept."""
     more_s = round(found["member"]["median_s"] - found["plain"]["median_s"], 3)
     return [Bar("member-start", "a member begins later by, s", more_s, f"under {MOST_MORE_S:g}", more_s < MOST_MORE_S)]
 

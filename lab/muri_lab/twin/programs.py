@@ -67,8 +67,9 @@ class _Attached:
 class Runtime:
     """A group's runtime: members iterate at the speeds that the arbiter gives them."""
 
-    def __init__(self, nodes: "NodeSide", pilot: Run, sharing: Sharing) -> None:
+    def __init__(self, nodes: "NodeSide", pilot: Run, sharing: Sharing, *, threads: bool = False) -> None:
         self.pilot = pilot  # The placeholder's run
+        self._threads = threads  # Whether members work in its process, on the placeholder's CPUs
         self.members: dict[int, _Attached] = {}  # By job id, those that have ended included
         self._nodes = nodes
         self._sharing = sharing
@@ -123,7 +124,8 @@ class Runtime:
         if not at_work:
             self.on_idle()
             return
-        sharing = replace(self._sharing, cpus=self._nodes.cpus_of(at_work))
+        on = [self.pilot.job_id] if self._threads else at_work
+        sharing = replace(self._sharing, cpus=self._nodes.cpus_of(on))
         found = speeds({job_id: member.script.work.iteration for job_id, member in at_work.items()}, sharing)
         left_s: list[tuple[float, int]] = []
         for job_id, member in at_work.items():
@@ -235,7 +237,7 @@ class NodeSide:
             done()
 
     def cpus_of(self, members: Iterable[int]) -> int:
-        """CPUs that members have together, on the node with the fewest; each has its own, or shares them."""
+        """CPUs that jobs have together, on the node with the fewest; each has its own, or shares them."""
         cores: dict[str, int] = {}
         for job_id in members:
             for name, held in self.slurm.ledger[job_id].placed:
@@ -519,10 +521,8 @@ class Placeholder:
     def start(self, run: Run) -> None:
         """Start the runtime, and watch over its members."""
         self._run, self._begun_s = run, self._nodes.slurm.now_s
-        cpus, most = self._nodes.slurm.jobs[run.job_id].cpus_per_task, self._nodes.slurm.site.visible_cpus
-        tokens = max(1, min(cpus, most or cpus))
-        sharing = replace(self._nodes.sharing, discipline=self.group.discipline, tokens=tokens)
-        self._runtime = Runtime(self._nodes, run, sharing)
+        sharing = replace(self._nodes.sharing, discipline=self.group.discipline)
+        self._runtime = Runtime(self._nodes, run, sharing, threads=bool(self.group.threads))
         self._nodes.slurm.time.after(self._nodes.delays.pilot_s, self._take_members)
 
     def _take_members(self) -> None:

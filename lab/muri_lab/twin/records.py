@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from muri.slurm_plugin.records.cluster import Job
-from muri_lab.twin.schedule import Held
 
 Holder = Literal["", "muri", "user", "admin"]  # The holder of a job; "" without a hold
 
@@ -47,6 +46,22 @@ class NoProgram:
         """Nothing is left to end."""
 
 
+class Need(NamedTuple):
+    """A job's request on each of its nodes."""
+
+    gpus: int
+    cpus: int
+    mem_mib: int
+    layers: int = 1  # Among how many jobs its CPUs may be shared (OverSubscribe=YES:N); 1: it shares none
+
+
+class Held(NamedTuple):
+    """A running job's share of a node."""
+
+    need: Need
+    cores: int  # Its CPUs, a bit for each
+
+
 @dataclass(slots=True)
 class Ledger:
     """slurmctld's private knowledge of a job."""
@@ -55,7 +70,7 @@ class Ledger:
     program: Program  # What runs in it
     holder: Holder = ""  # Who holds it
     environment: Mapping[str, str] = field(default_factory=dict)  # of sbatch
-    placed: tuple[tuple[str, Held], ...] = ()  # What it has of each node while it runs
+    placed: tuple[tuple[str, Held], ...] = ()  # Its share of each node while it runs
     goes_back: Literal["", "queue", "held"] = ""  # at the end of its run, held or not
     ends_as: str = ""  # State at the end of its run where that is decided
     run: Run | None = None  # The run under way

@@ -2,37 +2,22 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation
 from muri.slurm_plugin.records.limits import PartitionLimits
+from muri_lab.twin.records import Held, Need
 
 _MOST_SHADOWS: Final = 8  # Blocked jobs for which the backfill scheduler keeps nodes free, at most
 _ENDED_WELL: Final = {JobState.COMPLETED}
 
 
-class Need(NamedTuple):
-    """What a job asks for on each of its nodes."""
-
-    gpus: int
-    cpus: int
-    mem_mib: int
-    layers: int = 1  # Among how many jobs its CPUs may be shared (OverSubscribe=YES:N); 1: it shares none
-
-
-class Held(NamedTuple):
-    """What a running job has of a node."""
-
-    need: Need
-    cores: int  # Its CPUs, a bit for each
-
-
 @dataclass(slots=True)
 class Free:
-    """What is left of a node, as select/cons_tres counts it: GPUs and memory are given out once, CPUs in layers.
+    """The free part of a node, as select/cons_tres counts it: GPUs and memory are given out once, CPUs in layers.
 
-    The jobs of one layer have different CPUs. A job that shares starts where all that run do, on CPUs that nobody has,
-    or else in a layer where enough are left; any other job takes CPUs that nobody has.
+    The jobs of one layer have different CPUs. A job that shares starts where all that run do, on idle CPUs, or else in
+    a layer where enough are left; any other job takes idle CPUs.
     """
 
     gpus: int
@@ -69,7 +54,7 @@ class Free:
         return all(trial.take(need) is not None for need in needs)
 
     def take(self, need: Need) -> Held | None:
-        """Give it to a job, and return what it has; None where it is not there."""
+        """Give it to a job, and return the job's share; None where it is not there."""
         cores = self._cores_for(need)
         if cores is None:
             return None
@@ -78,12 +63,12 @@ class Free:
         return held
 
     def put(self, held: Held) -> None:
-        """Take note of what a job has."""
+        """Take note of a job's share."""
         self.held.append(held)
         self.gpus, self.mem_mib = self.gpus - held.need.gpus, self.mem_mib - held.need.mem_mib
 
     def give(self, held: Held) -> None:
-        """Take back what a job has had."""
+        """Take back a job's share."""
         self.held.remove(held)
         self.gpus, self.mem_mib = self.gpus + held.need.gpus, self.mem_mib + held.need.mem_mib
 
@@ -122,7 +107,7 @@ def _lowest(cores: int, count: int) -> int:
 
 
 def need_of(job: Job, rules: PartitionLimits) -> Need:
-    """What a job needs on each of its nodes, in a partition with these rules."""
+    """Return a job's need on each of its nodes, in a partition with these rules."""
     count = max(1, job.node_count)
     layers = rules.oversubscribe if job.oversubscribe else 1
     return Need(-(-job.gpu_count // count), max(1, -(-job.cpu_count // count)), job.mem_per_node_mib, layers)
@@ -168,7 +153,7 @@ class Cluster(Protocol):
         ...
 
     def need_of(self, job: Job) -> Need:
-        """What a job needs on each of its nodes."""
+        """A job's need on each of its nodes."""
         ...
 
     def held_on(self, name: str) -> Iterator[tuple[float, Held]]:

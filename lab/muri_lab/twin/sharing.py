@@ -52,8 +52,7 @@ class Sharing:
     """How members share."""
 
     discipline: str = "auto"  # "auto", "fair", "lockstep" or "plain"
-    cpus: int = 1  # CPUs that the members have together
-    tokens: int = 1  # How many members the arbiter lets preprocess at once, by the placeholder's CPUs
+    cpus: int = 1  # How many members preprocess at once: the CPUs that they have together
     piece_s: float = 0.05  # Seconds from one yield point to the next within a stage
     hand_over_s: float = 0.0003  # From the end of a stage to the beginning of one that waited for it
     overhead_s: float = 0.0004  # What each iteration of a member takes beside its stages
@@ -257,7 +256,7 @@ def _speeds(iterations: tuple[Iteration, ...], sharing: Sharing) -> tuple[float,
         return _driven(lambda time: _SteppedLockstep(ordering, time), iterations, sharing)
     if sharing.discipline == "auto":
         return _best(iterations, sharing)
-    return _driven(lambda time: _SteppedFair(time, cpus=sharing.tokens), iterations, sharing)
+    return _driven(lambda time: _SteppedFair(time, cpus=sharing.cpus), iterations, sharing)
 
 
 def _best(iterations: tuple[Iteration, ...], sharing: Sharing) -> tuple[float, ...]:

@@ -18,8 +18,8 @@ from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node, Re
 from muri.slurm_plugin.records.roles import GATE_LICENSE, REQUEUED_HELD, is_behind_license
 from muri_lab.twin.clock import Event, VirtualTime
 from muri_lab.twin.limits import why_over_limits, why_refused
-from muri_lab.twin.records import Holder, Ledger, Note, Program, Run
-from muri_lab.twin.schedule import Backlog, Free, Held, Need, need_of, why_unready
+from muri_lab.twin.records import Held, Holder, Ledger, Need, Note, Program, Run
+from muri_lab.twin.schedule import Backlog, Free, need_of, why_unready
 from muri_lab.twin.site import Site
 
 _HELD_REASONS: Final[Mapping[Holder, str]] = {"muri": "JobHeldUser", "user": "JobHeldUser", "admin": "JobHeldAdmin"}
@@ -384,7 +384,7 @@ class VirtualSlurm:
         return why_over_limits(job, running, self.site.limits)
 
     def need_of(self, job: Job) -> Need:
-        """What a job needs on each of its nodes."""
+        """A job's need on each of its nodes."""
         return need_of(job, self.site.limits.partition(job.partition))
 
     def held_on(self, name: str) -> Iterator[tuple[float, Held]]:

@@ -6,7 +6,8 @@ import pytest
 
 from muri.slurm_plugin.config import Config
 from muri_lab.twin.programs import Work
-from muri_lab.twin.schedule import Free, Need, best_fit
+from muri_lab.twin.records import Need
+from muri_lab.twin.schedule import Free, best_fit
 from muri_lab.twin.sharing import Iteration
 from muri_lab.twin.site import Site, plain_nodes
 from muri_lab.twin.submission import FIRST_UID, Submission
@@ -47,7 +48,7 @@ def test_a_job_that_shares_no_cpus_keeps_those_that_do_off_its_node() -> None:
     assert started(node, 2) == [True]
     plain = node.take(Need(0, 1, 0))
     assert plain is not None
-    assert node.take(Need(0, 2, 0)) is None  # one CPU is left that nobody has
+    assert node.take(Need(0, 2, 0)) is None  # one CPU is idle
     assert started(node, 1) == [False]
     node.give(plain)
     assert started(node, 1, 4) == [True, True]
