@@ -55,7 +55,7 @@ class ProtocolError(MuriError):
 
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
-    """A member's request for a place in its group: what it runs, and what a thread of the runtime needs to run it."""
+    """A member's request for a place in its group: its script, and all that a thread needs to run that."""
 
     job_id: str
     target: (

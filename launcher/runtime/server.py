@@ -233,7 +233,7 @@ class Server:
         return True
 
     def _variables(self, request: AttachRequest) -> dict[str, str]:
-        """Return what a member's script has in its environment besides its own."""
+        """Return the variables that a member's script has besides those of its job."""
         variables = dict(request.environment)
         wait_without_spinning(variables)
         variables.update(self._admission.environment(request.job_id))

@@ -45,7 +45,7 @@ logger = logging.getLogger("muri.launcher")
 
 CANCEL_GRACE_S: Final = 20.0
 LAST_WORDS_S: Final = 5.0
-"""How long reading what an ended process has told may take."""
+"""How long reading the last messages of an ended process may take."""
 
 _FILE: Final = struct.Struct("i")
 
@@ -54,8 +54,8 @@ class ProcessSession(MemberSession):
     """Watches one script that runs in its own job; see `MemberSession` for the attributes.
 
     Args:
-        request: What runs.
-        process: Where.
+        request: The member's.
+        process: That of the script.
         arbiter: Grants resources.
         page_fd: The page that tells yield points whether a member waits (`process_gate.make_page`).
         had_company: Whether another member has run beside a session.
@@ -235,7 +235,7 @@ def share_waiting_hint(arbiter: Arbiter) -> int:
 
 
 class Listener(Protocol):
-    """Takes what a process tells of itself."""
+    """Takes the messages of a process about itself."""
 
     def note_facts(self, facts: dict[str, Any]) -> None:
         """Take its facts (`launcher.script.script_facts`)."""
@@ -267,7 +267,7 @@ class Channels:
         arbiter: Answers its requests.
         on_iteration: Called with each finished iteration; whether the arbiter is to be told of it.
         on_interval: Called with each stage held; None for no calls.
-        listener: Told what the process tells of itself; None for nobody.
+        listener: Takes the messages of the process about itself; None where there is no use for them.
 
     Attributes:
         main_closed: Set once the process's first channel is closed at its end.
@@ -302,7 +302,7 @@ class Channels:
             self._served = [*(each for each in self._served if each[1].is_alive()), (served, thread)]
 
     def close(self, limit_s: float) -> None:
-        """Read what the process has told until now, and close all channels, whoever holds their other ends."""
+        """Read all that the process has told, and close all channels, even if others hold their other ends."""
         end_s = time.monotonic() + limit_s
         for kind in (_MainChannel, _Channel):  # the main one first: over it come the others
             with self._lock:

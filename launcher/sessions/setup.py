@@ -103,7 +103,7 @@ class MemberSession(ABC):
 
     @abstractmethod
     def tell(self, text: str) -> None:
-        """Write a line to the script's standard error, without waiting for whoever reads it."""
+        """Write a line to the script's standard error, without waiting for its reader."""
 
     @abstractmethod
     def roots(self) -> Roots:

@@ -1,4 +1,4 @@
-"""What a runtime knows of processes that are not its children, and sessions of those that it cannot see."""
+"""A runtime's view of processes that are not its children, and sessions of those that it cannot see."""
 
 import os
 import signal
@@ -156,7 +156,7 @@ def test_what_hangs_is_told_why_and_ended_with_what_it_has_started_although_it_i
         assert session.ended.wait(DEADLINE_S)
     until(lambda: len(ended) == 1, "the word of its end")
     assert (session.exit_code, session.hung) == (None, True)
-    assert Path(f"/proc/{child}").exists(), "what a process leaves when it ends in time is its job's business"
+    assert Path(f"/proc/{child}").exists(), "children of a process that ends in time are its job's business"
     os.kill(child, signal.SIGKILL)
 
 
@@ -168,7 +168,7 @@ def test_what_does_not_end_in_time_is_killed_with_what_it_has_started() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         peer = PeerProcess(process.pid)
-        until(lambda: list(peer.family()), "what it starts")
+        until(lambda: list(peer.family()), "its child")
         (family,) = peer.family()
         session, gate, _ = a_session(peer, FairArbiter())
         with gate:

@@ -1,4 +1,4 @@
-"""What a member asks its runtime, and how members get along on the same cores."""
+"""A member's question to its runtime, and how members get along on the same cores."""
 
 import os
 import threading
