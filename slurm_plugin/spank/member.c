@@ -128,7 +128,6 @@ void muri_member_prolog(spank_t spank)
 	lock = muri_node_lock(node);
 	if (lock >= 0 && spank_get_item(spank, S_JOB_ID, &job.id) == ESPANK_SUCCESS &&
 	    spank_get_item(spank, S_JOB_UID, &job.uid) == ESPANK_SUCCESS) {
-		muri_job_remove(node, job.id);	/* an earlier run's, whose epilog was cut off */
 		if (gpus && strlen(gpus) < sizeof(job.gpus) && muri_read_gpus(gpus, &numbers)) {
 			strcpy(job.gpus, gpus);
 			note_names(&job);
@@ -180,12 +179,16 @@ static void nap(void)
 /* Read what the pilot holds here and, under the same lock, note the grant. 1: done; 0: not there yet; -1: failed. */
 static int note_grant(void)
 {
+	struct muri_grant noted;
 	int lock = muri_node_lock(member.node), done = -1;
 
 	if (lock < 0) {
 		fail("cannot lock the notes of GPUs on this node");
 		return -1;
 	}
+	/* Of a step that has started meanwhile. */
+	if (muri_grant_read(member.node, member.grant.job, &noted) == 0 && noted.run == member.grant.run)
+		strcpy(member.grant.cgroup, noted.cgroup);
 	if (muri_job_read(member.node, member.grant.pilot, &member.pilot))
 		done = 0;
 	else if (member.pilot.uid != member.grant.uid)
@@ -223,12 +226,15 @@ static bool share_memory(void)
 	return true;
 }
 
-/* Whether the job has a grant here from an earlier step; a batch step asks anew. */
-static bool has_grant(uint32_t run)
+/*
+ * Whether the job has a grant here from an earlier step; a batch step asks anew. It is this run's: Slurm does not tell
+ * steps which run it is, but an epilog or the next prolog has ended an earlier one.
+ */
+static bool has_grant(void)
 {
 	struct muri_grant *grant = &member.grant, noted;
 
-	if (member.batch || muri_grant_read(member.node, grant->job, &noted) || noted.run != run || noted.uid != grant->uid)
+	if (member.batch || muri_grant_read(member.node, grant->job, &noted) || noted.uid != grant->uid)
 		return false;
 	*grant = noted;
 	member.asked = true;
@@ -251,12 +257,12 @@ static void no_grant(spank_t spank)
 		spank_unsetenv(spank, PILOT);	/* of the job from which this one was submitted */
 }
 
-static void find_grant(spank_t spank, uint32_t run)
+static void find_grant(spank_t spank)
 {
 	bool known;
 	int lock = muri_node_lock(member.node), granted = MURI_GRANTED;
 
-	known = lock >= 0 && has_grant(run);
+	known = lock >= 0 && has_grant();
 	if (!known && (holds_gpus(spank) || !(in_environment(spank, MARK) || in_environment(spank, MARK_CARRIER)))) {
 		no_grant(spank);
 		close(lock);
@@ -287,16 +293,14 @@ static bool is_step_with_tasks(uint32_t step)
 
 void muri_member_init(spank_t spank)
 {
-	uint32_t step = SLURM_EXTERN_CONT, run = 0;
+	uint32_t step = SLURM_EXTERN_CONT;
 	char share[32];
 
 	if (spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS || !is_step_with_tasks(step) ||
 	    spank_get_item(spank, S_JOB_ID, &member.grant.job) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_UID, &member.grant.uid) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &member.tasks) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_SLURM_RESTART_COUNT, &run) != ESPANK_SUCCESS)
+	    spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &member.tasks) != ESPANK_SUCCESS)
 		return;
-	member.grant.run = run;
 	member.batch = step == SLURM_BATCH_SCRIPT;
 	member.node = open_node();
 	if (member.node < 0)
@@ -304,7 +308,7 @@ void muri_member_init(spank_t spank)
 	if (!member.batch && spank_getenv(spank, STEP_GPUS, share, sizeof(share)) == ESPANK_SUCCESS &&
 	    !muri_per_task(share, &member.each))
 		member.each = 0;
-	find_grant(spank, run);
+	find_grant(spank);
 }
 
 /* Open the task's devices under the lock, while the pilot still holds them. 1: done; 0: not yet; -1: failed. */

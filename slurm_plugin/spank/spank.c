@@ -379,10 +379,21 @@ static void at_end(spank_t spank, void (*act)(int, const char *, uint32_t, const
 	close(node);
 }
 
+/* The leftovers of an earlier run of the same job, whose epilog was cut off. */
+static void end_earlier_run(int node, const char *name, uint32_t job, const struct muri_end *ending)
+{
+	struct muri_grant grant;
+	struct muri_job noted;
+
+	if (muri_job_read(node, job, &noted) == 0 || muri_grant_read(node, job, &grant) == 0)
+		muri_end_job(node, name, job, ending);
+}
+
 PUBLIC int slurm_spank_job_prolog(spank_t spank, int count, char *arguments[])
 {
 	(void)count;
 	(void)arguments;
+	at_end(spank, end_earlier_run);
 	if (getenv("SLURM_JOB_GPUS"))
 		at_end(spank, muri_end_stale);
 	muri_member_prolog(spank);

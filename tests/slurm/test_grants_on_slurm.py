@@ -1,5 +1,6 @@
 """Jobs that root opens another job's GPUs for: which devices open in batch scripts and steps, and for which users."""
 
+import pytest
 from devices import opener
 from sandboxes import on_constrained_sites
 
@@ -110,3 +111,47 @@ def test_what_a_user_writes_opens_nothing(site: Driver) -> None:
     number = gpus[0].removeprefix("/dev/muri-gpu")
     assert site.read(f"/home/alice/{member}.out").strip() == f"{gpus[0]} | 0 {number} {number} 1 {pilot}"
     assert [devices_in(line) for line in site.read(f"/home/alice/{other}.out").splitlines()] == [[], []]
+
+
+def questions(driver: Driver) -> int:
+    """How often slurmctld has been asked about one job."""
+    lines = driver.run("sdiag", user="root").stdout.splitlines()
+    counts = [line.partition("count:")[2].split()[0] for line in lines if "REQUEST_JOB_INFO_SINGLE" in line]
+    return int(counts[0]) if counts else 0
+
+
+@on_constrained_sites("forky", "trixie")
+def test_a_run_asks_slurmctld_once_however_many_steps_it_has(site: Driver) -> None:
+    pilot, _ = start_pilot(site, "--gres=gpu:1")
+    asked = []
+    for comment in (f"muri-grant:{pilot}", ""):
+        began = "while [ ! -e begin ]; do sleep 0.1; done; rm begin; "
+        options = ["--output=%j.out", NODE, "--hold", *([MARKED] if comment else [])]
+        wrap = f"--wrap={began}srun true; srun true; echo done"
+        job = site.submit(*options, wrap, on="login")
+        site.run("scontrol", "update", f"jobid={job}", f"admincomment={comment}", user="root")
+        before = questions(site)
+        site.run("scontrol", "release", str(job), user="root")
+        site.write("begin", "")
+        site.wait_until(lambda job=job: "done" in site.read(f"/home/alice/{job}.out"), "the job's steps")
+        asked.append(questions(site) - before)
+    granted, plain = asked
+    assert granted == plain + 1
+
+
+@pytest.mark.parametrize("cluster", ["sandbox", "trixie_sandbox"], indirect=True)
+def test_without_limits_a_granted_job_counts_gpus_as_the_node_does(cluster: Driver) -> None:
+    first, pilot = (cluster.submit(NODE, "--gres=gpu:1", "--wrap=sleep 600") for _ in range(2))
+    for job in (first, pilot):
+        cluster.wait_state(job, "RUNNING")
+    shown = cluster.run("sh", "-c", "cat /run/muri/node/n1/job-*").stdout
+    assert sorted(line for line in shown.splitlines() if line.startswith("gpus=")) == ["gpus=0", "gpus=1"]
+    number = "1" if cluster.run("grep", "gpus", f"/run/muri/node/n1/job-{pilot}").stdout.strip() == "gpus=1" else "0"
+    show = 'echo "$CUDA_VISIBLE_DEVICES $SLURM_JOB_GPUS $SLURM_GPUS_ON_NODE $MURI_PILOT"'
+    for holder, its in ((pilot, number), (first, str(1 - int(number)))):
+        script = f"{show}; srun sh -c '{show}'"
+        job = cluster.submit(NODE, MARKED, "--hold", "--output=%j.out", f"--wrap={script}")
+        cluster.run("scontrol", "update", f"jobid={job}", f"admincomment=muri-grant:{holder}", user="root")
+        cluster.run("scontrol", "release", str(job), user="root")
+        assert cluster.wait_state(job)["JobState"] == "COMPLETED"
+        assert cluster.read(f"/home/alice/{job}.out").splitlines() == [f"{its} {its} 1 {holder}"] * 2

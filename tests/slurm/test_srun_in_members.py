@@ -168,3 +168,24 @@ def test_a_broken_cli_filter_of_muri_stops_no_step(driver: Driver) -> None:
         assert driver.run("srun", "--gres=gpu:1", "printenv", "CUDA_VISIBLE_DEVICES").stdout == "0\n"
     finally:
         driver.write(module, own, user="root", mode="0644")
+
+
+def test_steps_of_a_member_have_the_gpus_that_they_ask_for(driver: Driver) -> None:
+    """By the real grant: from the request of the batch script, the option or the variable to what tasks see."""
+    see = "printenv CUDA_VISIBLE_DEVICES"
+    pilot = driver.submit("--gres=gpu:2", "--nodelist=n1", "--wrap=sleep 600")
+    driver.wait_state(pilot, "RUNNING")
+    script = (
+        f"#!/bin/bash\n{see}\nsrun {see} | sort\nsrun --gpus-per-task=1 {see} | sort\nsrun -n1 -G1 {see}\n"
+        f"SLURM_GPUS_PER_NODE=2 srun -n1 -c2 {see}\nsrun -n1 --gres=gpu:2 --export=NONE /usr/bin/{see}\n"
+        f"srun -n1 -G3 {see} 2>&1 | grep -o muri:.*\n"
+    )
+    driver.write("member.sh", script)
+    job = driver.submit("--hold", "--gres=muri:1", "--nodelist=n1", "-n2", "-c2", "--export=ALL,MURI_JOB=on",
+                        "--output=out", "member.sh")  # fmt: skip
+    driver.run("scontrol", "update", f"jobid={job}", f"admincomment=muri-grant:{pilot}", user="root")
+    driver.run("scontrol", "release", str(job), user="root")
+    driver.wait_state(job)
+    assert driver.read("/home/alice/out").splitlines() == [
+        "0,1", "0,1", "0,1", "0", "1", "0", "0,1", "0,1", "muri: the step asks for more GPUs than its job has, 2"
+    ]  # fmt: skip
