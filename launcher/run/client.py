@@ -46,8 +46,8 @@ class OutOfMemoryBesideOthersError(MuriError):
         self.exit_code = exit_code
 
 
-class AttachBusyError(MuriError):
-    """The member already runs another script there."""
+class NoTurnsError(MuriError):
+    """The script cannot take turns in its group; it may share the GPUs without them."""
 
 
 class NoMemberError(RuntimeLostError):
@@ -119,7 +119,7 @@ def attach(connection: socket.socket, request: protocol.AttachRequest) -> int | 
 
     Raises:
         RuntimeLostError: The runtime refused or died before the script ended.
-        AttachBusyError: The member already runs another script there.
+        NoTurnsError: The member already runs another script there.
         OutOfMemoryBesideOthersError: The thread ended for lack of GPU memory, and others shared the GPUs.
     """
     with connection:
@@ -150,7 +150,7 @@ def _await_answer(connection: socket.socket) -> int | Gate:
         if kind == "lost":
             raise RuntimeLostError(f"the group's runtime gave the script up: {reason}")
         if kind == "refused" and frame.get("kind") == "busy":
-            raise AttachBusyError(reason)
+            raise NoTurnsError(reason)
         if kind == "refused":
             error = NoMemberError if frame.get("kind") == "member" else RuntimeLostError
             raise error(f"the group's runtime refused the script: {reason}")
@@ -185,6 +185,7 @@ def wait_for_runtime(
 
     Raises:
         RuntimeLostError: No runtime came, or it cannot be trusted.
+        NoTurnsError: There is no way to the runtime from here.
         UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
     """
     timeout_s = attach_timeout_s(environment)
@@ -199,6 +200,8 @@ def wait_for_runtime(
             return connection
         if clock() >= doubt_s:
             _require_pilot(membership(), pilot)
+            if not (run_dir := default_run_dir(environment)).exists():
+                raise NoTurnsError(f"there is no {run_dir} here, as in a container into which /run/muri is not mounted")
             doubt_s += clock() - begun_s
         if clock() >= begun_s + timeout_s:
             raise RuntimeLostError(f"the runtime of pilot job {pilot} did not come within {timeout_s:g} s")

@@ -36,8 +36,8 @@ from muri.launcher.job.script import NAMELESS
 from muri.launcher.process_gate import gate_variables
 from muri.launcher.protocol import ISOLATION_VARIABLE, PILOT_VARIABLE, AttachRequest
 from muri.launcher.run.client import (
-    AttachBusyError,
     NoMemberError,
+    NoTurnsError,
     OutOfMemoryBesideOthersError,
     RuntimeLostError,
     attach,
@@ -195,7 +195,7 @@ def _attach(job_id: str, pilot: str, line: "PythonLine", membership: Callable[[]
         return None
     try:
         answer = attach(wait_for_runtime(os.environ, pilot, membership), build_request(job_id, line, python))
-    except AttachBusyError as error:
+    except NoTurnsError as error:
         _share_plainly(str(error))
         return None
     except NoMemberError:

@@ -16,7 +16,7 @@ from muri.errors import MuriError
 from muri.group_spec import MemberSpec, Place
 from muri.launcher import protocol
 from muri.launcher.job.scheduler import Membership, MembershipError
-from muri.launcher.run.client import RuntimeLostError, require_no_group, wait_for_runtime
+from muri.launcher.run.client import NoTurnsError, RuntimeLostError, require_no_group, wait_for_runtime
 
 
 class Scheduler(Membership):
@@ -95,6 +95,14 @@ def test_a_member_does_not_wait_for_a_pilot_job_that_has_ended(run_dir: Path) ->
     clock = VirtualClock()
     with pytest.raises(RuntimeLostError, match="pilot job 900, which was to hold the job's GPUs, has ended"):
         wait(run_dir, Scheduler(runs=False), clock)
+    assert clock() == 10.0
+
+
+@pytest.mark.parametrize("silent", [0, 10_000], ids=["Slurm answers", "a container without Slurm's commands"])
+def test_a_member_that_sees_no_run_dir_has_no_way_to_its_runtime(run_dir: Path, silent: int) -> None:
+    clock = VirtualClock()
+    with pytest.raises(NoTurnsError, match=f"there is no {run_dir}/absent here, as in a container"):
+        wait(run_dir / "absent", Scheduler(silent=silent), clock)
     assert clock() == 10.0
 
 
