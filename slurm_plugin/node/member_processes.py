@@ -1,7 +1,7 @@
 """The processes of a pilot job's members on this node, whether they ever attach to the runtime or not.
 
 They carry their job's number, and, set by the SPANK plugin where it opens the pilot's GPUs, $MURI_PILOT: so those of
-jobs that have joined later are found, too. What they start inherits both.
+jobs that have joined later are found, too. Their children inherit both.
 """
 
 import contextlib
