@@ -1,0 +1,62 @@
+"""CPUs of members on a real Slurm: they share them in layers, or have them to themselves beside ordinary jobs."""
+
+from muri_cluster import MuriCluster
+
+KINDS = ("load", "propagate", "synchronize")
+ALL_CPUS = 16  # Of a node of the sandbox
+
+
+def cpus_and_sharing(muri: MuriCluster, *jobs: int) -> list[tuple[str, str]]:
+    """The CPUs that each job has, and whether it shares them."""
+    fields = [muri.driver.job(job) for job in jobs]
+    return [(field["NumCPUs"], field["OverSubscribe"]) for field in fields]
+
+
+def ordinary(muri: MuriCluster) -> None:
+    """Have another user hold two CPUs of the node."""
+    job = muri.driver.submit("-p", "train", "-c2", "--wrap=exec sleep infinity", user="bob")
+    muri.driver.wait_state(job, "RUNNING")
+
+
+def test_jobs_that_ask_for_all_cpus_of_a_node_share_a_gpu_with_all_of_them(muri: MuriCluster) -> None:
+    with muri.training(*KINDS):
+        muri.know_profiles()
+        jobs = [muri.submit(kind, f"-c{ALL_CPUS}", "--mem=2G", iterations=5) for kind in KINDS]
+        muri.cycle()
+        muri.wait_grouped(*jobs)
+        (pilot,) = muri.pilots()
+        assert cpus_and_sharing(muri, pilot, *jobs) == [("1", "YES"), *[(str(ALL_CPUS), "YES")] * len(KINDS)]
+        assert [muri.driver.job(job)["MinMemoryNode"] for job in jobs] == ["2G"] * len(KINDS)
+    fields = muri.cycles_until_ended(*jobs)
+    assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
+
+
+def test_beside_ordinary_jobs_a_group_has_its_cpus_to_itself(muri: MuriCluster) -> None:
+    ordinary(muri)
+    with muri.training(*KINDS):
+        muri.know_profiles()
+        jobs = [muri.submit(kind, "-c6", iterations=5) for kind in KINDS]
+        muri.cycle()
+        first = [job for job in jobs if "muri-grant:" in muri.driver.job(job)["AdminComment"]]
+        assert len(first) == 2  # 1 + 6 + 6 of 14
+        muri.wait_grouped(*first)
+        (pilot,) = muri.pilots()
+        assert cpus_and_sharing(muri, pilot, *first) == [("1", "OK"), ("6", "OK"), ("6", "OK")]
+    fields = muri.cycles_until_ended(*jobs)
+    assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
+
+
+def test_a_job_with_too_many_cpus_for_a_group_at_work_waits_until_these_are_free(muri: MuriCluster) -> None:
+    ordinary(muri)
+    with muri.training("load", "propagate"):
+        (jobs, pilot) = muri.start_group("load", "propagate")
+        large = muri.submit("synchronize", "-c14", iterations=5)
+        muri.cycle()
+        assert muri.driver.job(large)["JobState"] == "PENDING"
+        assert "CPUs left" in muri.explain(large)
+        small = muri.submit("preprocess", "-c4", iterations=5)
+        muri.cycle()
+        assert muri.driver.wait_state(small)["JobState"] == "COMPLETED"
+        assert muri.pilots() == [pilot]
+    fields = muri.cycles_until_ended(*jobs)
+    assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
