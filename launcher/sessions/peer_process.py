@@ -1,11 +1,14 @@
 """The process at the other end of a connection: its end, and signals that can reach no other process."""
 
+import contextlib
 import ctypes
 import os
 import select
 import socket
+import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from muri.launcher import protocol
@@ -14,6 +17,9 @@ from muri.launcher.job.environment import descendants_of
 _PIDFD_SEND_SIGNAL: Final = 424
 _PIDFD_OPEN: Final = 434
 """Numbers of system calls, the same on all machines: Pythons that were built on an old system lack the functions."""
+
+_ENDED: Final = ("Z", "X")
+_POLL_S: Final = 0.2
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -26,11 +32,11 @@ class PeerProcess:
     """
 
     def __init__(self, pid: int) -> None:
-        file = _libc.syscall(_PIDFD_OPEN, pid, 0) if pid > 0 else -1
-        self.pid: Final = pid if file >= 0 else 0
-        self._file: Final = file
-        if self.pid:
-            weakref.finalize(self, os.close, file)
+        self._file: Final = _open_pidfd(pid)
+        self._begun: Final = _begun(pid)
+        self.pid: Final = pid if self._file >= 0 or self._begun else 0
+        if self._file >= 0:
+            weakref.finalize(self, os.close, self._file)
 
     @classmethod
     def of(cls, connection: socket.socket) -> "PeerProcess":
@@ -45,16 +51,22 @@ class PeerProcess:
     @property
     def has_ended(self) -> bool:
         """Whether it has ended; False where it cannot be seen."""
-        return self._ends_within(0)
+        return self._ends_within(0) if self._file >= 0 else self.pid > 0 and _begun(self.pid) != self._begun
 
     def wait(self) -> None:
         """Wait for its end; only for a process that can be seen."""
-        self._ends_within(None)
+        if self._file >= 0:
+            self._ends_within(None)
+        while not self.has_ended:
+            time.sleep(_POLL_S)
 
     def send(self, number: int) -> None:
         """Send it a signal; nothing happens once it has ended, or where it cannot be seen."""
-        if self.pid:
+        if self._file >= 0:
             _libc.syscall(_PIDFD_SEND_SIGNAL, self._file, number, None, 0)
+        elif self.pid and not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def family(self) -> "Iterator[PeerProcess]":
         """The processes that it has started, and those that these have started."""
@@ -75,8 +87,19 @@ class PeerProcess:
         return file
 
     def _ends_within(self, timeout_ms: int | None) -> bool:
-        if not self.pid:
-            return False
         watched = select.poll()
         watched.register(self._file, select.POLLIN)
         return bool(watched.poll(timeout_ms))
+
+
+def _open_pidfd(pid: int) -> int:
+    """Return a file that stands for a process; -1 where there is no such process, or the kernel is older than 5.3."""
+    return int(_libc.syscall(_PIDFD_OPEN, pid, 0)) if pid > 0 else -1
+
+
+def _begun(pid: int) -> str:
+    """Return when a process has begun, in the kernel's count; "" where none runs with that number."""
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() if pid > 0 else ["Z"]
+        return "" if fields[0] in _ENDED else fields[19]
+    return ""

@@ -15,6 +15,7 @@ from polling import DEADLINE_S, until
 from muri.launcher import process_gate, protocol
 from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.protocol import AttachRequest
+from muri.launcher.sessions import peer_process
 from muri.launcher.sessions.peer_process import PeerProcess
 from muri.launcher.sessions.process_session import ProcessSession, share_waiting_hint
 from muri.launcher.sessions.setup import MemberSession
@@ -23,6 +24,13 @@ REQUEST = AttachRequest(
     job_id="101", target="train.py", module=False, arguments=(), cwd="/", environment={}, umask=0o022, prefix="/p",
     python="3.8", executable="/p/python",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True, params=["5.3", "4.18"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that knows files that stand for processes, and one that does not."""
+    if request.param == "4.18":
+        monkeypatch.setattr(peer_process, "_open_pidfd", lambda _pid: -1)
 
 
 @pytest.fixture
