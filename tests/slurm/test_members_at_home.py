@@ -131,6 +131,27 @@ def test_members_of_a_pilot_that_ends_go_back_read_why_and_run_again(muri: MuriC
     assert [(job["JobState"], job["Restarts"]) for job in ended] == [("COMPLETED", "1")] * 2
 
 
+@pytest.mark.thorough
+def test_a_group_on_a_node_whose_slurmd_lacks_the_plugin_goes_back_and_its_members_run_alone(muri: MuriCluster) -> None:
+    driver = muri.driver
+    muri.know_profiles()
+    jobs = [muri.submit(kind, iterations=5) for kind in ("load", "propagate")]
+    plugins = "/etc/slurm/plugstack.conf"
+    driver.run("sh", "-c", f"cp {plugins} /tmp/plugstack.conf; : >{plugins}; scontrol reconfigure", user="root")
+    try:
+        muri.cycle()
+        (pilot,) = muri.pilots()
+        assert driver.wait_state(pilot)["JobState"] == "FAILED"
+        assert "plugin\\u0020is\\u0020not\\u0020loaded" in driver.job(pilot)["Comment"]
+        muri.cycle()
+        assert all("plugin is not loaded by slurmd on node" in muri.explain(job) for job in jobs)
+        ended = muri.cycles_until_ended(*jobs).values()
+    finally:
+        driver.run("sh", "-c", f"cp /tmp/plugstack.conf {plugins}; scontrol reconfigure", user="root")
+    assert {job["JobState"] for job in ended} == {"COMPLETED"}
+    assert [muri.output(job).count("finished") for job in jobs] == [1, 1]
+
+
 def status(muri: MuriCluster, pilot: int) -> dict[str, Any]:
     """What `muri top` shows of a group."""
     said = muri.driver.run("muri", "top", "--json", user="alice").stdout
