@@ -277,7 +277,7 @@ class ScriptStoppedError(SystemExit):
 def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool) -> None:
     """Let stop signals ask for a checkpoint, and tell the controller that the job has one.
 
-    A handler that the script has set is called as well. In a group the runtime delivers the signals.
+    A handler that the script has set is called as well. To a thread the runtime delivers the signals.
     """
     # Takes time to load. It must not be in the thread: a fork meanwhile would leave the import's lock taken.
     from muri.launcher.job.scheduler import declare_checkpoint as declare
@@ -294,7 +294,7 @@ def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool)
 
 
 def requeue_if_wanted() -> None:
-    """Requeue a job that runs alone; in a group the member's own process does it."""
+    """Requeue the job of a script that has its process for itself; for a thread, `muri run` does it."""
     if current_script() is None:
         conclude(os.environ)
 

@@ -79,8 +79,8 @@ def measures_stages(environment: Mapping[str, str]) -> bool:
 def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
     """The clock of a script that has its process for itself, with what its environment asks to be reported.
 
-    A script alone waits for no resource, nor do members that share plainly; any other member's own process asks the
-    runtime that started it.
+    A script alone waits for no resource, nor do members that share plainly; any other member's own process asks its
+    group's runtime.
     """
     on_interval: IntervalListener | None = None
     gate = gate_from_environment(environment)

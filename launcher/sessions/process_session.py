@@ -1,4 +1,4 @@
-"""One member's script in a process of its own, in its own job, under the same arbiter as the sessions in threads.
+"""One member's script in its own job, under the same arbiter as the sessions in threads.
 
 Everything but the GPU's turns belongs to the member's job: its processes, its files, its end. The script's requests for
 resources come over channels, one for each thread of the script (`process_gate`), and go to the arbiter; so does what
