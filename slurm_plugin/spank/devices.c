@@ -10,6 +10,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/bpf.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +30,7 @@
 #define MARK "trusted.muri.devices"
 
 enum {
+	PROBE_MS = 2000,	/* it takes some milliseconds */
 	DEEPEST = 4,	/* directories below /dev with devices */
 	FIRST_SIZE = 16384,	/* of a file of /proc */
 	LARGEST_SIZE = 16 << 20,
@@ -554,14 +557,21 @@ static bool find_out(struct probe *probe, int other_job)
 /* Find out, in a child, what is closed to the task's cgroup and what of that the other job can open. */
 static bool probe_both(struct probe *probe, int other_job)
 {
-	int status;
+	int status = -1, ends[2];
+	struct pollfd over;
 	pid_t child;
 
-	if (unlinkat(probe->node, PROBE_NAME, 0) && errno != ENOENT)
+	if ((unlinkat(probe->node, PROBE_NAME, 0) && errno != ENOENT) || pipe2(ends, O_CLOEXEC))
 		return false;
 	child = fork();
 	if (child == 0)
 		_exit(find_out(probe, other_job) ? 0 : 1);
+	close(ends[1]);
+	over = (struct pollfd){.fd = ends[0]};
+	/* In a cgroup that is frozen the child would stay for ever. */
+	if (child > 0 && poll(&over, 1, PROBE_MS) <= 0)
+		kill(child, SIGKILL);
+	close(ends[0]);
 	while (child > 0 && waitpid(child, &status, 0) < 0)
 		if (errno != EINTR)
 			return false;

@@ -89,12 +89,12 @@ static bool end_run(const slurm_job_info_t *job, const struct muri_grant *grant,
 	return !error || is_answer(error);
 }
 
-/* Slurm's plugins, of which a prolog or epilog has none. */
+/* Load Slurm's plugins, which slurmstepd has, and a prolog or epilog has not. */
 static void prepare(void)
 {
 	static bool prepared;
 
-	if (!prepared)
+	if (!prepared && spank_context() == S_CTX_JOB_SCRIPT)
 		slurm_init(NULL);
 	prepared = true;
 }

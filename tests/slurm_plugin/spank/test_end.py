@@ -68,7 +68,7 @@ def when(path: Path, act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_a_job_that_shared_nothing_leaves_nothing_and_asks_nobody(node: Node) -> None:
+def test_a_job_that_shared_nothing_leaves_nothing_and_asks_nothing(node: Node) -> None:
     node.grant("", job=8, pilot=6)
     assert node.end() == ""
     assert not (node.place / f"job-{PILOT}").exists()
@@ -93,7 +93,7 @@ def test_a_member_that_does_not_end_is_killed_once_it_is_requeued(node: Node, jo
     process = job.start("sh", "-c", what)
     node.grant(job.path)
     node.end(grace_ms=50)
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     assert job.pids() == {stepd.pid}
     assert node.asked.read_text() == f"{MEMBER} hold\n"
 
@@ -106,7 +106,7 @@ def test_it_is_not_killed_before_slurmctld_knows_and_then_killed_all_the_same(no
     until(lambda: node.asked.read_text().count(f"{MEMBER} hold\n") > 1, "another try")
     assert (process.poll(), epilog.poll()) == (None, None)
     back.touch()
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     epilog.communicate()
     assert epilog.returncode == 0
 
@@ -115,7 +115,7 @@ def test_without_an_asker_no_time_is_lost(node: Node, job: JobCgroup) -> None:
     process = job.start("sh", "-c", STUBBORN)
     node.grant(job.path)
     node.end(hook="kill -KILL $PPID")
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("hook", ["false", "exec sleep 5 >&- 2>&-"], ids=["refuses", "hangs"])
@@ -123,7 +123,7 @@ def test_without_slurmctld_it_is_killed_in_the_end(node: Node, job: JobCgroup, h
     process = job.start("sh", "-c", STUBBORN)
     node.grant(job.path)
     node.end(ask_ms=100, grace_ms=50, hook=hook)
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_later_run_of_the_job_is_left_alone(node: Node, job: JobCgroup) -> None:
@@ -146,7 +146,7 @@ def test_what_a_member_leaves_behind_ends_with_it(node: Node, job: JobCgroup) ->
     node.grant(job.path)
     node.grant("", job=8)
     assert node.end(MEMBER) == ""
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     assert node.grants() == {"grant-8"}
     assert node.asked.read_text() == ""
 
@@ -158,7 +158,7 @@ def test_a_cgroup_that_is_noted_after_the_pilots_end_began(node: Node, job: JobC
     node.grant(f"{job.path}0")
     (node.place / "noted").write_text(noted)
     node.end(grace_ms=1, hook=f"mv {node.place}/noted {node.place}/grant-{MEMBER}")
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
 
 def test_epilogs_of_a_pilot_and_its_member_at_once(node: Node, job: JobCgroup) -> None:
@@ -180,7 +180,7 @@ def test_an_epilog_that_is_ended_by_slurmd_does_its_work(node: Node, job: JobCgr
     epilog = node.start()
     until(node.asked.read_text, "a call")
     os.killpg(epilog.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     epilog.communicate()
 
 
@@ -190,7 +190,7 @@ def test_an_epilog_whose_slurmd_has_gone_loses_no_time(node: Node, job: JobCgrou
     slurmd = node.start(before="set -m; ", hook=node.hook)
     until(node.asked.read_text, "a call")
     os.kill(slurmd.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     slurmd.communicate()
 
 
@@ -200,7 +200,7 @@ def test_a_killed_keeper_is_replaced_by_its_epilog(node: Node, job: JobCgroup) -
     epilog = node.start(hook=f"{node.hook}; kill -KILL $(ps -o ppid= -p $PPID)")
     epilog.communicate()
     assert epilog.returncode == 0
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
 
 ENDED = f'echo "ended $1?" >> "$ASKED"; test $1 = {PILOT}'
@@ -217,7 +217,7 @@ def test_the_next_jobs_prolog_ends_what_an_epilog_left(node: Node, try_end: Path
     node("holds", 6, USER)
     node.grant(job.path)
     prolog(node, try_end, 9)
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     assert sorted(node.asked.read_text().splitlines()) == [f"{MEMBER} hold", "ended 5?", "ended 6?"]
     assert {path.name for path in node.place.glob("job-*")} == {"job-6"}
 
