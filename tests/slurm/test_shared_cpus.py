@@ -1,6 +1,10 @@
 """CPUs of members on a real Slurm: they share them in layers, or have them to themselves beside ordinary jobs."""
 
+from collections.abc import Iterator
+
+import pytest
 from muri_cluster import MuriCluster
+from sandboxes import on_both_releases
 
 KINDS = ("load", "propagate", "synchronize")
 ALL_CPUS = 16  # Of a node of the sandbox
@@ -58,5 +62,41 @@ def test_a_job_with_too_many_cpus_for_a_group_at_work_waits_until_these_are_free
         muri.cycle()
         assert muri.driver.wait_state(small)["JobState"] == "COMPLETED"
         assert muri.pilots() == [pilot]
+    fields = muri.cycles_until_ended(*jobs)
+    assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
+
+
+@on_both_releases
+def test_steps_of_members_have_the_cpus_that_they_share(muri: MuriCluster) -> None:
+    step = 'srun sh -c "echo $SLURM_CPUS_PER_TASK CPUs"'
+    muri.driver.write("train.sh", f'#!/bin/sh\n{step}\nmuri run /home/alice/train.py "$@"\n{step}\n')
+    with muri.training():
+        muri.know_profiles()
+        jobs = [muri.submit(kind, f"-c{ALL_CPUS}", "--mem=2G", iterations=5) for kind in KINDS]
+        muri.cycle()
+        muri.wait_grouped(*jobs)
+    muri.cycles_until_ended(*jobs)
+    assert [muri.output(job).count(f"{ALL_CPUS} CPUs\n") for job in jobs] == [2] * len(KINDS)
+
+
+@pytest.fixture
+def sharing_nothing(muri: MuriCluster) -> Iterator[MuriCluster]:
+    """A cluster whose partition gives each CPU to one job."""
+    change = ("scontrol", "update", "PartitionName=train")
+    muri.driver.run(*change, "OverSubscribe=NO", user="root")
+    yield muri
+    muri.driver.run(*change, "OverSubscribe=YES:8", user="root")
+
+
+def test_where_each_cpu_is_given_to_one_job_a_group_needs_the_sum(sharing_nothing: MuriCluster) -> None:
+    muri = sharing_nothing
+    with muri.training(*KINDS):
+        muri.know_profiles()
+        jobs = [muri.submit(kind, "-c6", iterations=5) for kind in KINDS]
+        muri.cycle()
+        first = [job for job in jobs if "muri-grant:" in muri.driver.job(job)["AdminComment"]]
+        assert len(first) == 2  # 1 + 6 + 6 of 16
+        muri.wait_grouped(*first)
+        assert [cpus for cpus, _ in cpus_and_sharing(muri, *muri.pilots(), *first)] == ["1", "6", "6"]
     fields = muri.cycles_until_ended(*jobs)
     assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
