@@ -59,6 +59,7 @@ class NodeLoad:
     cpus: int
     mem_mib: int
     cpu_count: int  # CPUs of the node
+    gpu_count: int = 0  # Its GPUs
     core_cpus: int = 1  # CPUs that Slurm gives out together
     ordinary: bool = False  # An ordinary job runs there, or is let go to it
     sharing: list[int] = field(default_factory=list)  # CPUs of each job that shares, the first to start first
@@ -72,6 +73,7 @@ class NodeLoad:
             node.cpu_count - node.cpus_allocated,
             node.mem_mib - node.mem_allocated_mib,
             node.cpu_count,
+            node.gpu_count,
             max(1, node.threads_per_core),
         )
 

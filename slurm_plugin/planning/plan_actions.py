@@ -32,6 +32,7 @@ class NodeRoom:
         self._loads = {name: load.copy() for name, load in cycle.loads.items()}
         self._layers = Layers(limits)
         self._counts_mem = {each.name for each in limits.partitions if each.counts_mem}
+        self._most_members = cycle.config.grouping.max_group_size
 
     def expect_plain(self, job: Job, gpus: Sequence[NodeShare]) -> None:
         """Note where the plan counts a job that starts without a pilot."""
@@ -49,19 +50,26 @@ class NodeRoom:
     def take_group(self, group: StartGroup) -> tuple[StartGroup, str]:
         """Take the CPUs and memory of a group; return it as it shares CPUs or not, and why it finds no room, or "".
 
-        Jobs share CPUs where their partition allows it and no ordinary job is in the way. Who has shared before always
-        does: Slurm does not take that back.
+        Jobs share CPUs where their partition allows it and they need it, and no ordinary job is in the way: what shares
+        keeps ordinary jobs off its node. Who has shared before always does: Slurm does not take that back.
         """
         loads, needs = self._loads_of(group.node), _needs_of(group)
         layers = self._layers.of(group.partition)
         must_share = any(member.original.oversubscribe for member in group.members) and layers > 1
         why = ""
-        for most in (layers, 1) if layers > 1 and not must_share else (layers,):
+        for most in (layers,) if layers < 2 or must_share else self._kinds(loads, needs, group.gpus_per_node, layers):
             why = self._why_not(loads, needs, most, group.partition)
             if not why:
                 self._take(loads, needs, shares=most > 1)
                 return replace(group, oversubscribe=most > 1), ""
         return group, why
+
+    def _kinds(self, loads: Iterable[NodeLoad], needs: Sequence[Need], gpus: int, layers: int) -> tuple[int, int]:
+        """Ways to share CPUs, the better first: none where a full group finds its own in the GPUs' part of the node."""
+        pilot, *members = needs
+        full = pilot.cpus + self._most_members * max(need.cpus for need in members)
+        has_own = all(full <= load.cpu_count * gpus // max(1, load.gpu_count) for load in loads)
+        return (1, layers) if has_own else (layers, 1)
 
     def take_largest(self, group: StartGroup) -> None:
         """Take what one job of a group needs that finds no room: it may start alone instead."""

@@ -159,6 +159,17 @@ def test_where_the_partition_allows_it_jobs_share_their_cpus():
     assert not of_kind(decided(pair(), [node]), StartGroup)
 
 
+@pytest.mark.parametrize(
+    ("cpus", "shares"),
+    [
+        pytest.param(34, False, id="a full group has CPUs of its own on the GPU's part of the node"),
+        pytest.param(32, True, id="one of four would miss a CPU there"),
+    ],
+)
+def test_jobs_share_cpus_only_where_a_full_group_needs_it(cpus: int, shares: bool):
+    assert kinds(decided(pair(), [make_node("n1", cpu_count=cpus, gpus_allocated=1)], limits=SHARED)) == [shares]
+
+
 def test_beside_an_ordinary_job_cpus_add_up():
     node = make_node("n1", cpu_count=32, gpus_allocated=1, cpus_allocated=4)
     for changes, shares in (({}, False), ({"oversubscribe": True}, True)):
@@ -282,7 +293,7 @@ def test_a_member_that_an_ordinary_job_keeps_off_its_node_runs_alone_in_the_end(
     """It came between the pilot's start and the members'."""
     ordinary = make_job(1, held=False, reason="", gpu_count=0, gpu_request="", admin_comment="", user="bob", uid=7)
     jobs = [ordinary, *(behind_license(job) for job in four_jobs()[1:3])]
-    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)], gate_license=True)
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1, cpu_count=16)], gate_license=True)
     slurm.limits = SHARED
     one_cycle(make_controller, slurm)
     slurm.tick()
