@@ -499,14 +499,16 @@ def _why_refused(
         except GatewayError as error:
             return f"Slurm refuses a pilot job: {first_line(str(error))}"
         with cancelled_afterwards(commands, pilot_id):
-            return _why_not_changed(job, GroupPlace(pilot_id, node.name, (), shares), way.request, gateway)
+            return _why_not_changed(
+                job, GroupPlace(pilot_id, node.name, (), shares), way.request, gateway, mem_per_gpu=limits.mem_per_gpu
+            )
 
 
-def _why_not_changed(job: ManagedJob, place: GroupPlace, no_gpus: str, gateway: Gateway) -> str:
+def _why_not_changed(job: ManagedJob, place: GroupPlace, no_gpus: str, gateway: Gateway, *, mem_per_gpu: bool) -> str:
     """Return why Slurm refuses to make a job a member, or to give its own request back; "" if it does both."""
     member = MemberPlan(job.job_id, asked_by(job), None, 1.0, _MEMBERS * job.time_limit_s)
     try:
-        gateway.modify(job.job_id, member_change(member, place, job, no_gpus=no_gpus))
+        gateway.modify(job.job_id, member_change(member, place, job, no_gpus=no_gpus, mem_per_gpu=mem_per_gpu))
         as_member = replace(
             job, membership=MemberState(place.pilot, member.original), oversubscribe=place.oversubscribe
         )

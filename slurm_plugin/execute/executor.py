@@ -240,11 +240,14 @@ class Executor:
         job = self._view.jobs[member.job_id]
         retry = MemoryRetry.WITH_MORE if self._policy.retries_out_of_memory else MemoryRetry.ALONE
         snapshot = self._view.snapshot
-        way = snapshot.gpu_removal.way_for(job.gpu_request, snapshot.limits.partition(job.partition))
+        partition = snapshot.limits.partition(job.partition)
+        way = snapshot.gpu_removal.way_for(job.gpu_request, partition)
         if not way.request:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
             return f"its GPUs cannot be taken away now: {way.why}"
-        change = member_change(member, place, job, no_gpus=way.request, memory_retry=retry)
+        change = member_change(
+            member, place, job, no_gpus=way.request, mem_per_gpu=partition.mem_per_gpu, memory_retry=retry
+        )
         try:
             open_gate(self._gateway, job, change)
         except NoSuchJobError:

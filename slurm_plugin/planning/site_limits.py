@@ -358,12 +358,12 @@ class SiteRoom:
         return why or self._take([start])
 
     def capped(self, group: StartGroup) -> StartGroup:
-        """Return a group whose pilot has no more CPUs and memory than is allowed now.
+        """Return a group whose pilot has no more CPUs and memory than is allowed now, and no less than is demanded.
 
         What is beyond the requests of members that run as threads, in the pilot, is cut. It keeps the CPUs of the
         largest of these, and the memory of all: with less, they would be worse off than alone, and `take_group` says
         why it cannot start. Where Slurm allows only so much memory for each CPU, it has as many CPUs as its memory
-        takes.
+        takes. It never has less than is demanded of each job.
         """
         asked = [member.original for member in group.members if member.isolation == "thread"]
         starts = self._starts(group)
@@ -377,7 +377,10 @@ class SiteRoom:
         if per_rank_mib:
             cpu_count = max(cpu_count, -(-asked_mib // per_rank_mib))
             mem_mib = max(asked_mib, min(mem_mib, cpu_count * per_rank_mib))
-        return replace(group, cpu_count=cpu_count, mem_per_node_mib=min(group.mem_per_node_mib, mem_mib))
+        least = {limit.resource: limit.most for limit in self._of(starts[0].payer).least}
+        cpu_count = max(cpu_count, -(-least.get("cpu", 0) // ranks))
+        mem_mib = max(min(group.mem_per_node_mib, mem_mib), -(-least.get("mem", 0) // group.node_count))
+        return replace(group, cpu_count=cpu_count, mem_per_node_mib=mem_mib)
 
     def _most(self, resource: str, group: StartGroup, starts: Sequence[_Start]) -> int:
         """How much of a resource a group's pilot may have now; `starts` are the pilot and the members."""

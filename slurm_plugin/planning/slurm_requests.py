@@ -251,12 +251,18 @@ class GroupPlace:
 
 
 def member_change(
-    member: MemberPlan, place: GroupPlace, job: Job, *, no_gpus: str, memory_retry: MemoryRetry = MemoryRetry.ALONE
+    member: MemberPlan,
+    place: GroupPlace,
+    job: Job,
+    *,
+    no_gpus: str,
+    mem_per_gpu: bool = False,
+    memory_retry: MemoryRetry = MemoryRetry.ALONE,
 ) -> JobChange:
     """Return the change that makes a held job a member: without GPUs of its own, behind its group's pilot job.
 
-    It keeps its CPUs, tasks and memory, unless its work runs as a thread, in the pilot job. CPUs that Slurm gives it
-    only for its GPUs are asked for by their number.
+    It keeps its CPUs, tasks and memory, unless its work runs as a thread, in the pilot job. CPUs and memory that Slurm
+    gives it only for its GPUs (`mem_per_gpu`: its partition has a default) are asked for by their number.
     """
     limit_s = 60 * whole_minutes(member.time_limit_s)
     state = tags.MemberState(place.pilot, member.original, member.accumulate_steps, limit_s, member.min_speed)
@@ -264,6 +270,7 @@ def member_change(
     comment = tags.with_token(comment, tags.GRANT_PREFIX, str(place.pilot))
     is_thread, comes_with_gpus = member.isolation == "thread", job.given_cpus != job.cpu_count
     each_task = job.given_cpus // job.task_count if job.task_count > 1 else None
+    own_mib = job.mem_per_node_mib or None if mem_per_gpu and not job.mem_per_cpu_mib else None
     kind = (f"{member.isolation}: {member.isolation_why}",) if member.isolation_why else ()
     planned = tags.Planned((*place.why, *kind), member.speed, member.solo_iteration_s, member.estimated)
     return JobChange(
@@ -272,7 +279,7 @@ def member_change(
         cpu_count=member.cpu_count if is_thread else job.given_cpus if comes_with_gpus else None,
         cpus_per_task=1 if is_thread else each_task if comes_with_gpus else None,
         dependency=f"after:{place.pilot}",
-        mem_per_node_mib=member_mem_mib(member.original) if is_thread else None,
+        mem_per_node_mib=member_mem_mib(member.original) if is_thread else own_mib,
         time_limit_s=limit_s or None,
         oversubscribe=place.oversubscribe if place.oversubscribe != job.oversubscribe else None,
         admin_comment=tags.with_plan(with_memory_retry(comment, memory_retry), planned),

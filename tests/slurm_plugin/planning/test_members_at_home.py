@@ -33,7 +33,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
 )
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
-from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
+from muri.slurm_plugin.records.limits import PER_GPU, GpuRemoval, PartitionLimits, SiteLimits, TriedForm
 from muri.slurm_plugin.records.roles import read_job
 
 GIB = 1024
@@ -73,6 +73,25 @@ def test_cpus_that_come_with_its_gpus_are_asked_for_by_their_number():
     assert (
         changed(two_tasks, cpu_count=1).cpu_count == 12
     )  # an older journal counts the CPUs of a member's script alone
+
+
+def test_memory_that_comes_with_its_gpus_is_asked_for_by_its_amount():
+    jobs = [
+        make_job(1, mem_per_node_mib=mib, mem_per_cpu_mib=per_cpu) for mib, per_cpu in ((3000, 0), (3000, 750), (0, 0))
+    ]
+    changes = [member_change(planned(job), PLACE, job, no_gpus="gres/gpu:0", mem_per_gpu=True) for job in jobs]
+    assert [change.mem_per_node_mib for change in changes] == [3000, None, None]
+
+
+def test_a_site_with_a_default_for_each_gpu_gives_members_their_memory(make_controller, monkeypatch):
+    monkeypatch.setattr("fake_slurm.GPUS_REMOVABLE", GpuRemoval("fake", NOW_S, (TriedForm(PER_GPU, "gres/gpu:0"),), ""))
+    slurm = FakeSlurm(four_jobs(mem_per_node_mib=3000)[:2], [make_node("n1", gpu_count=1)])
+    slurm.limits = SiteLimits(partitions=(PartitionLimits("main", mem_per_gpu=True),))
+    told: list[int | None] = []
+    modify = slurm._modify
+    slurm._modify = lambda job_id, change: (told.append(change.mem_per_node_mib), modify(job_id, change))[1]
+    one_cycle(make_controller, slurm)
+    assert [mib for mib in told if mib] == [3000, 3000]
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,14 @@ def test_the_pilot_of_processes_has_as_many_cpus_as_its_memory_takes():
         assert (found.cpu_count, found.mem_per_node_mib) == (cpus, 512)
 
 
+def test_the_pilot_has_what_is_demanded_of_each_job():
+    jobs = [hep_job(1, mem_per_node_mib=2000), hep_job(2, mem_per_node_mib=2000)]
+    room, _ = room_of(site(Limits(min_tres_per_job=(Tres("cpu", 2), Tres("mem", 1000)))), *jobs)
+    found = room.capped(group_of(*jobs))
+    assert (found.cpu_count, found.mem_per_node_mib) == (2, 1000)
+    assert room.take_group(found) == ""
+
+
 def test_members_without_gpus_do_not_fit_where_each_job_must_have_one():
     why = "QOS normal demands 1 GPUs of each job (MinTRES), a group's member has 0"
     assert largest(site(Limits(min_tres_per_job=(Tres("gres/gpu", 1),))), hep_job(1)) == (1, why)
