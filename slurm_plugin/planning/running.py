@@ -14,7 +14,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.cycle_input import overran, took_s
 from muri.slurm_plugin.planning.gathered import Gathered, KnownJob, domain_of, running_alone
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table, with_measured_pairs
-from muri.slurm_plugin.planning.node_loads import Need, need_of
+from muri.slurm_plugin.planning.node_loads import Layers, Need, need_of
 from muri.slurm_plugin.planning.placement import is_served
 from muri.slurm_plugin.planning.request import Preparation, plan_job, sharing
 from muri.slurm_plugin.planning.site_limits import payer_of
@@ -76,7 +76,8 @@ def _with_closed(running: tuple[Running, ...], jobs: Sequence[PlanJob], cycle: G
     for job in jobs:
         if job.may_share and job.profile is not None and (kind := kind_of(job)) in alike:
             managed = cycle.known[job.job_id].job
-            asked = payer_of(managed), managed.time_limit_s, managed.cpu_count, managed.mem_per_node_mib
+            held = managed.given_cpus, managed.mem_per_node_mib, managed.oversubscribe
+            asked = payer_of(managed), managed.time_limit_s, *held
             alike[kind].setdefault(asked, []).append(job)
     units = []
     for unit in running:
@@ -85,8 +86,7 @@ def _with_closed(running: tuple[Running, ...], jobs: Sequence[PlanJob], cycle: G
         for of_class in classes:
             known, group = cycle.known[of_class[0].job_id], cycle.view.group_of[unit.members[0].job_id]
             (join,) = joins_together([Joiner(known, 1.0, known.min_speed)], group, cycle, ())
-            need = need_of(known.job, max(1, known.job.node_count))
-            if why := cycle.room.why_too_late(join) or _why_no_cpus(group, (need,), cycle):
+            if why := cycle.room.why_too_late(join) or _why_not_beside(group, known.job, cycle):
                 closed_to |= dict.fromkeys((job.job_id for job in of_class), why)
         units.append(replace(unit, closed_to=closed_to))
     return tuple(units)
@@ -195,7 +195,7 @@ def why_closed(group: RunningGroup, nodes: Mapping[str, Node], cycle: Gathered) 
         (any(node is None or not node.usable for node in own), "the group's node takes no new work"),
         (any(not _is_granted(job) for job in members), "an earlier version of Muri started the group"),
     )
-    return next((why for applies, why in checks if applies), "") or _why_no_cpus(group, (Need(1),), cycle)
+    return next((why for applies, why in checks if applies), "") or _why_no_cpus(group, Need(1), cycle)
 
 
 def _is_granted(job: ManagedJob) -> bool:
@@ -203,12 +203,19 @@ def _is_granted(job: ManagedJob) -> bool:
     return tags.token(job.admin_comment, tags.GRANT_PREFIX) is not None
 
 
-def _why_no_cpus(group: RunningGroup, needs: Sequence[Need], cycle: Gathered) -> str:
+def _why_not_beside(group: RunningGroup, job: Job, cycle: Gathered) -> str:
+    """Return why Slurm would not start a job beside a group, "" when it would."""
+    if not group.pilot.oversubscribe and Layers(cycle.view.snapshot.limits).shares(job):
+        return "it shares CPUs, and Slurm starts it beside no job that has its own"
+    return _why_no_cpus(group, need_of(job, max(1, job.node_count)), cycle)
+
+
+def _why_no_cpus(group: RunningGroup, need: Need, cycle: Gathered) -> str:
     """Return why the CPUs of a group's nodes, or their memory, do not suffice for a job that joins, "" when they do."""
     pilot, limits = group.pilot, cycle.view.snapshot.limits.partition(group.pilot.partition)
     layers = limits.oversubscribe if pilot.oversubscribe else 1
     loads = [cycle.loads[name] for name in sorted(homes(group)) if name in cycle.loads]
-    found = ((load.name, load.why_not(needs, layers, counts_mem=limits.counts_mem)) for load in loads)
+    found = ((load.name, load.why_not([need], layers, counts_mem=limits.counts_mem)) for load in loads)
     return next((f"the group's node {name} {why}" for name, why in found if why), "")
 
 
@@ -377,7 +384,7 @@ def why_no_room(job: ManagedJob, group: RunningGroup, cycle: Gathered) -> str:
         return "the group is not on as many GPUs and nodes"
     if not homes(group) <= cycle.room.places.of(job).nodes:
         return "the job may not run on the group's node"
-    return _why_no_cpus(group, (need_of(job, max(1, job.node_count)),), cycle)
+    return _why_not_beside(group, job, cycle)
 
 
 def has_a_task_per_gpu(planned: PlanJob, job: Job) -> bool:

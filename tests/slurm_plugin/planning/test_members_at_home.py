@@ -256,6 +256,16 @@ def test_nobody_joins_a_group_that_shares_cpus_beside_an_ordinary_job():
     assert joined([*at_work(oversubscribe=True), *others], cpu_count=32) == []
 
 
+def test_who_shares_cpus_already_joins_no_group_of_ordinary_jobs():
+    node = make_node("n1", gpu_count=1, gpus_allocated=1, cpu_count=32, cpus_allocated=5)
+    for oversubscribe, ids in ((False, [2]), (True, [])):
+        jobs = [candidate(1, "m2", oversubscribe=True), candidate(2, "m2", oversubscribe=oversubscribe)]
+        found = decided([*at_work(), *jobs], [node], limits=SHARED)
+        assert [join.member.job_id for join in of_kind(found, Join)] == ids
+    found = decided([*at_work(), candidate(1, "m2", oversubscribe=True)], [node])
+    assert len(of_kind(found, Join)) == 1  # without layers, Slurm takes no notice of it
+
+
 def test_nobody_joins_without_a_layer_or_memory_of_its_own():
     two = SiteLimits(partitions=(PartitionLimits("main", oversubscribe=2),))
     assert joined(at_work(oversubscribe=True), two) == []
