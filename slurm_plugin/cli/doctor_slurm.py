@@ -509,15 +509,11 @@ def _why_not_changed(job: ManagedJob, place: GroupPlace, no_gpus: str, gateway: 
     member = MemberPlan(job.job_id, asked_by(job), None, 1.0, _MEMBERS * job.time_limit_s)
     try:
         gateway.modify(job.job_id, member_change(member, place, job, no_gpus=no_gpus, mem_per_gpu=mem_per_gpu))
-        as_member = replace(
-            job, membership=MemberState(place.pilot, member.original), oversubscribe=place.oversubscribe
-        )
-        own = original_request(as_member)
+        own = original_request(replace(job, membership=MemberState(place.pilot, member.original)))
         gateway.modify(job.job_id, replace(own, start_now=False))
     except GatewayError as error:
         return f"Slurm refuses a member's changes: {first_line(str(error))}"
-    # Slurm has no way to take back that a job shares its CPUs.
-    now = asdict(asked_by(replace(_read(gateway, job.job_id), oversubscribe=job.oversubscribe)))
+    now = asdict(asked_by(_read(gateway, job.job_id)))
     changed = [
         f"{name} is {now[name]} after {value}" for name, value in asdict(member.original).items() if now[name] != value
     ]

@@ -200,8 +200,7 @@ class Executor:
         A call that failed may have changed the job all the same.
         """
         job = self._view.jobs[member.job_id]
-        shares = job.oversubscribe or place.oversubscribe
-        as_member = replace(job, membership=tags.MemberState(place.pilot, member.original), oversubscribe=shares)
+        as_member = replace(job, membership=tags.MemberState(place.pilot, member.original))
         try:
             with unless_gone(member.job_id):
                 (open_gate if starts else close_gate)(self._gateway, job, original_request(as_member, why))

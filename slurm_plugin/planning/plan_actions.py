@@ -29,6 +29,7 @@ class NodeRoom:
 
     def __init__(self, cycle: Gathered) -> None:
         limits = cycle.view.snapshot.limits
+        self._jobs = cycle.view.jobs
         self._loads = {name: load.copy() for name, load in cycle.loads.items()}
         self._layers = Layers(limits)
         self._counts_mem = {each.name for each in limits.partitions if each.counts_mem}
@@ -55,7 +56,7 @@ class NodeRoom:
         """
         loads, needs = self._loads_of(group.node), _needs_of(group)
         layers = self._layers.of(group.partition)
-        must_share = any(member.original.oversubscribe for member in group.members) and layers > 1
+        must_share = any(self._layers.shares(self._jobs[member.job_id]) for member in group.members)
         why = ""
         for most in (layers,) if layers < 2 or must_share else self._kinds(loads, needs, group.gpus_per_node, layers):
             why = self._why_not(loads, needs, most, group.partition)
@@ -79,9 +80,9 @@ class NodeRoom:
             self._loads_of(group.node), (Need(cpus, max(each.mem_per_node_mib for each in asked)),), shares=False
         )
 
-    def take_join(self, join: Join, view: View) -> str:
+    def take_join(self, join: Join) -> str:
         """Take the CPUs and memory of a job that joins a group; return why it finds no room, or ""."""
-        job, pilot = view.jobs[join.member.job_id], view.jobs[join.pilot]
+        job, pilot = self._jobs[join.member.job_id], self._jobs[join.pilot]
         loads, needs = self._loads_of(join.node), (need_of(job, max(1, pilot.node_count)),)
         layers = self._layers.of(job.partition) if join.oversubscribe else 1
         why = self._why_not(loads, needs, layers, job.partition)
@@ -148,7 +149,7 @@ def actions_of(
     for group in settled.joins:
         actions += joins_of(group, plan, cycle)
     for action in actions:
-        if isinstance(action, Join) and (why := nodes.take_join(action, cycle.view)):
+        if isinstance(action, Join) and (why := nodes.take_join(action)):
             crowded[action.member.job_id] = f"it cannot join yet: {why}"
     return tuple(_split(action, settled.split) for action in actions), crowded
 

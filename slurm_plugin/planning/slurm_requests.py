@@ -197,7 +197,6 @@ def original_request(job: ManagedJob, why: str = "") -> JobChange:
         dependency="" if job.dependency in {"", f"after:{job.membership.pilot}"} else None,
         start_now=True,
         time_limit_s=None if job.has_changed_limit else original.time_limit_s or None,
-        oversubscribe=None if job.oversubscribe == original.oversubscribe else original.oversubscribe,
         admin_comment=tags.with_plan(without_membership(job.admin_comment), tags.Planned((why,)) if why else None),
     )
 
@@ -262,7 +261,8 @@ def member_change(
     """Return the change that makes a held job a member: without GPUs of its own, behind its group's pilot job.
 
     It keeps its CPUs, tasks and memory, unless its work runs as a thread, in the pilot job. CPUs and memory that Slurm
-    gives it only for its GPUs (`mem_per_gpu`: its partition has a default) are asked for by their number.
+    gives it only for its GPUs (`mem_per_gpu`: its partition has a default) are asked for by their number. Slurm has no
+    way to take back that it shares CPUs.
     """
     limit_s = 60 * whole_minutes(member.time_limit_s)
     state = tags.MemberState(place.pilot, member.original, member.accumulate_steps, limit_s, member.min_speed)
@@ -281,7 +281,7 @@ def member_change(
         dependency=f"after:{place.pilot}",
         mem_per_node_mib=member_mem_mib(member.original) if is_thread else own_mib,
         time_limit_s=limit_s or None,
-        oversubscribe=place.oversubscribe if place.oversubscribe != job.oversubscribe else None,
+        oversubscribe=True if place.oversubscribe and not job.oversubscribe else None,
         admin_comment=tags.with_plan(with_memory_retry(comment, memory_retry), planned),
     )
 
@@ -375,7 +375,6 @@ def asked_by(job: Job) -> tags.Original:
         mem_per_node_mib=job.mem_per_node_mib,
         time_limit_s=job.time_limit_s,
         mem_per_cpu_mib=job.mem_per_cpu_mib,
-        oversubscribe=job.oversubscribe,
     )
 
 
@@ -404,5 +403,4 @@ def with_request(job: ManagedJob, original: tags.Original, gpu_count: int) -> Ma
         mem_per_node_mib=original.mem_per_node_mib,
         mem_per_cpu_mib=original.mem_per_cpu_mib,
         time_limit_s=original.time_limit_s,
-        oversubscribe=original.oversubscribe,
     )

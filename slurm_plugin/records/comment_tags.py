@@ -94,7 +94,6 @@ class Original:
     mem_per_node_mib: int
     time_limit_s: int
     mem_per_cpu_mib: int = 0
-    oversubscribe: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
     member_change,
     original_request,
     pilot_job,
+    was_changed,
 )
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
@@ -95,15 +96,16 @@ def test_a_site_with_a_default_for_each_gpu_gives_members_their_memory(make_cont
 
 
 @pytest.mark.parametrize(
-    ("own", "group", "told", "back"),
-    [(False, True, True, False), (True, True, None, None), (False, False, None, None)],
+    ("own", "group", "told"), [(False, True, True), (True, True, None), (False, False, None), (True, False, None)]
 )
-def test_whether_it_shares_cpus_is_told_and_taken_back_where_that_changes(own, group, told, back):
+def test_that_it_shares_cpus_is_told_and_never_taken_back(own, group, told):
+    """Slurm cannot; and a job that has got it is not taken for one that its user has changed."""
     job = make_job(1, oversubscribe=own)
     change = changed(job, replace(PLACE, oversubscribe=group))
     assert change.oversubscribe is told
     at_work = read_job(replace(job, oversubscribe=group, admin_comment=change.admin_comment))
-    assert original_request(at_work).oversubscribe is back
+    assert original_request(at_work).oversubscribe is None
+    assert not was_changed(read_job(replace(job, oversubscribe=not own)), planned(job))
 
 
 def test_with_its_state_a_job_loses_the_word_that_opens_a_pilots_gpus():
@@ -141,12 +143,6 @@ def test_wherever_a_member_is_put_back_the_word_goes(make_controller, way, monke
     if way != "refused":
         assert not any(tags.GRANT_PREFIX in slurm.jobs[number].admin_comment for number in (1, 2))
         assert [asked_by(slurm.jobs[number]) for number in (1, 2)] == [asked_by(candidate(1)), asked_by(candidate(2))]
-
-
-def test_an_original_request_of_an_earlier_version_shares_no_cpus():
-    old = tags.parse_state('muri-state:{"host":9,"original":{"gpu_request":"gres/gpu:1","required_nodes":"",'
-                           '"cpu_count":4,"cpus_per_task":4,"mem_per_node_mib":0,"time_limit_s":0}}')  # fmt: skip
-    assert old.original.oversubscribe is False
 
 
 # Which groups share CPUs
