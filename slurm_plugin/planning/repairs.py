@@ -141,6 +141,8 @@ def _members(
             yield ReturnToQueue(job.job_id, "", "it was held; it waits until it is released")
         elif job.gated:
             yield Restore(job.job_id, "it was taken out of its group")
+        elif not job.is_granted:
+            yield ReturnToQueue(job.job_id, "", "nothing would open its group's GPUs for it (muri-grant)")
         elif why := _why_not_started(pilot, config, now_s):
             # Slurm had something else for its GPUs, or a limit is in the way: that says nothing against sharing.
             competes = pilot.waits_for_resources or is_limit_reason(pilot.reason)

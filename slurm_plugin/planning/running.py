@@ -20,7 +20,6 @@ from muri.slurm_plugin.planning.request import Preparation, plan_job, sharing
 from muri.slurm_plugin.planning.site_limits import payer_of
 from muri.slurm_plugin.planning.slurm_requests import as_submitted
 from muri.slurm_plugin.planning.starts import Joiner, joins_together
-from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_reports import member_report, promise_broken, steady_company
 from muri.slurm_plugin.records.nodes import names_in
@@ -193,14 +192,9 @@ def why_closed(group: RunningGroup, nodes: Mapping[str, Node], cycle: Gathered) 
         (any(job.job_id in below_promise for job in members), "a member does not get the speed that it was promised"),
         (any(job.has_changed_limit for job in members), "a member's time limit was changed"),
         (any(node is None or not node.usable for node in own), "the group's node takes no new work"),
-        (any(not _is_granted(job) for job in members), "an earlier version of Muri started the group"),
+        (not all(job.is_granted for job in members), "an earlier version of Muri started the group"),
     )
     return next((why for applies, why in checks if applies), "") or _why_no_cpus(group, Need(1), cycle)
-
-
-def _is_granted(job: ManagedJob) -> bool:
-    """Whether a member has its group's GPUs in its own job, as every new one does."""
-    return tags.token(job.admin_comment, tags.GRANT_PREFIX) is not None
 
 
 def _why_not_beside(group: RunningGroup, job: Job, cycle: Gathered) -> str:

@@ -159,6 +159,11 @@ class ManagedJob(Job):
         return given_s > 0 and self.time_limit_s != given_s
 
     @property
+    def is_granted(self) -> bool:
+        """Whether a member's group opens its GPUs for its own job. For members of 0.2 it does not."""
+        return tags.token(self.admin_comment, tags.GRANT_PREFIX) is not None
+
+    @property
     def starts_by_itself(self) -> bool:
         """Whether it waits for nothing but resources; others hold none back, so that jobs behind them start."""
         if self.state is not JobState.PENDING or self.held or self.gated:

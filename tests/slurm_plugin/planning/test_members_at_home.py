@@ -35,7 +35,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
 from muri.slurm_plugin.records.limits import PER_GPU, GpuRemoval, PartitionLimits, SiteLimits, TriedForm
-from muri.slurm_plugin.records.roles import read_job
+from muri.slurm_plugin.records.roles import Role, read_job
 
 GIB = 1024
 SHARED = SiteLimits(partitions=(PartitionLimits("main", oversubscribe=4),))
@@ -289,6 +289,27 @@ def test_a_group_of_an_earlier_version_is_left_to_end():
     old = replace(member, admin_comment=tags.with_token(member.admin_comment, tags.GRANT_PREFIX, None), cpu_count=1)
     assert joined([pilot, old], cpu_count=32, cpus_allocated=9) == []
     assert joined([pilot, member], cpu_count=32, cpus_allocated=9) == [(1, False)]
+
+
+@pytest.mark.parametrize("licensed", [False, True])
+def test_a_member_that_has_not_started_without_the_word_for_its_pilots_gpus_is_planned_anew(make_controller, licensed):
+    """As after an upgrade, or where a tool of the site has written over AdminComment: it would run without a GPU."""
+    jobs = [behind_license(job) for job in four_jobs()[:2]] if licensed else four_jobs()[:2]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1, gpus_allocated=0)], gate_license=licensed)
+    one_cycle(make_controller, slurm)
+    first = pilots(slurm)[0].job_id
+    for number in (1, 2):
+        comment = tags.with_token(slurm.jobs[number].admin_comment, tags.GRANT_PREFIX, None)
+        slurm.modify(number, JobChange(admin_comment=comment))
+    one_cycle(make_controller, slurm)
+    found = [read_job(slurm.jobs[number]) for number in (1, 2)]
+    assert [asked_by(job) for job in found] == [asked_by(job) for job in jobs]
+    assert [job.role for job in found] == [Role.CANDIDATE] * 2
+    slurm.now_s += 120  # their pilot is given up
+    run_cycles(make_controller, slurm, 3)
+    second = {read_job(slurm.jobs[number]).membership.pilot for number in (1, 2)}
+    assert first not in second
+    assert [slurm.jobs[number].state for number in (1, 2)] == [JobState.RUNNING] * 2
 
 
 # On the way through Slurm

@@ -148,7 +148,7 @@ def test_the_last_try_is_one_without_company(make_controller, gpu_mem_gib, times
 
 
 ORIGINAL = asked_by(make_job(1))
-MEMBER_TAG = tags.STATE_PREFIX + tags.format_state(tags.MemberState(9, ORIGINAL, 1))
+MEMBER_TAG = tags.STATE_PREFIX + tags.format_state(tags.MemberState(9, ORIGINAL, 1)) + f" {tags.GRANT_PREFIX}9"
 
 
 @pytest.mark.parametrize(
