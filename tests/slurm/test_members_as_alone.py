@@ -1,0 +1,296 @@
+"""Whatever its script does, a member of a group gives what it gives alone: output, files, exit code and state."""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import pytest
+from devices import constrained, opener
+from muri_cluster import MuriCluster
+from sandboxes import on_sites
+
+from sandbox import cgroups
+from sandbox.driver import Driver
+
+#: What lies in the folder of each job.
+FILES = {
+    # As nvidia-smi does, it fails where it finds no GPU.
+    "nvidia-smi": """\
+#!/bin/sh
+opened=$({opens} | wc -l)
+echo "$opened GPU(s)"
+[ "$opened" != 0 ]
+""",
+    "train.py": """\
+import os, resource, signal, subprocess, sys, time
+import muri
+
+ending, *files = sys.argv[1:] or ["0"]
+print("training:", os.path.basename(os.getcwd()), os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("MINE"),
+      os.umask(0), resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.nice(0), sorted(os.sched_getaffinity(0)) != [],
+      *(open(file).read().strip() for file in files), flush=True)
+subprocess.run("./nvidia-smi", check=True)
+if ending == "signaled":
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+    open("ready", "w").close()
+if ending == "requeued":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    task = os.environ["SLURM_ARRAY_JOB_ID"] + "_" + os.environ["SLURM_ARRAY_TASK_ID"]
+    subprocess.run(["scontrol", "requeue", task], check=True)
+iterations = 0
+while iterations < 5 or ending in ("signaled", "requeued"):
+    iterations += 1
+    for stage in ("load", "preprocess", "propagate", "synchronize"):
+        with muri.stage(stage):
+            time.sleep(0.07 if stage == os.environ["SLOW"] else 0.01)
+print("trained", flush=True)
+sys.exit(int(ending))
+""",
+    "other.py": """\
+import os, subprocess, sys
+print(sys.argv[1], os.environ["CUDA_VISIBLE_DEVICES"], os.environ["SLURM_CPUS_ON_NODE"], flush=True)
+subprocess.run("./nvidia-smi", check=True)
+open(sys.argv[1], "w").write("done")
+""",
+    "processes.py": """\
+import multiprocessing, os, sys
+import muri
+
+def square(number):
+    return number ** 2, os.environ["CUDA_VISIBLE_DEVICES"]
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    for _ in range(3):
+        with muri.stage("preprocess"), context.Pool(2) as pool:
+            print(sum(squared for squared, _ in pool.map(square, range(10))), pool.map(square, [3]))
+        with muri.stage("propagate"):
+            pass
+""",
+    "loader.py": """\
+import torch
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    data = DataLoader(list(range(64)), batch_size=8, num_workers=2, multiprocessing_context="spawn")
+    print([int(batch.sum()) for batch in data])
+""",
+    "spawned.py": """\
+import os, sys
+import torch
+import torch.distributed as dist
+
+def work(rank):
+    dist.init_process_group("gloo", init_method="file://" + os.path.abspath("meeting"), rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+    for _ in range(3):
+        model(torch.ones(2, 4) * (rank + 1)).sum().backward()
+    if rank == 0:
+        print(model.module.weight.grad.tolist())
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=2)
+    os.path.exists("meeting") and os.remove("meeting")
+""",
+    "much.py": """\
+import sys
+for line in range(100_000):
+    print(line, "x" * 55)
+sys.exit(3)
+""",
+}
+SIGNAL_WHEN_READY = "(until [ -e ready ]; do sleep 0.2; done; scancel {} --signal=USR1 $SLURM_JOB_ID) &\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job's options, its batch script without the first lines, and how it ends alone."""
+
+    script: str
+    options: str = "--gres=gpu:1"
+    code: str = "0:0"
+    python: bool = False
+    grouped: bool = True
+    """False: it need not be a member, as long as it is as alone."""
+    tasks: tuple[int, ...] = ()
+
+
+REQUESTS = ("-n1 --gres=gpu:1", "--gpus=1", "-G1", "--gpus-per-node=1", "--gpus-per-task=1", "--gpu-bind=none")
+
+#: Habits of public batch scripts and reports, each of which once went wrong in a group; then those that never did.
+CASES = {
+    "torchrun": Case("muri run -m torch.distributed.run --standalone --nproc_per_node=$SLURM_GPUS_ON_NODE train.py"),
+    "gpus-per-node": Case(
+        "srun -n1 ./nvidia-smi; srun muri run train.py", "--gpus-per-node=1 --ntasks-per-node=1"
+    ),
+    "variables": Case(
+        "env | grep -oE '^(SLURM|SBATCH|CUDA|GPU|ROCR|NVIDIA|HIP)[A-Z_]*=' | grep -vE 'MURI|NVIDIA' | sort\n"
+        "env | grep -E '^(SLURM_(CPUS|MEM|NTASKS|TASKS|NPROCS|JOB_CPUS|JOB_NUM|NNODES|GPUS)|SBATCH)[A-Z_]*=' | sort\n"
+        "echo $CUDA_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL $(echo $SLURM_JOB_GPUS | wc -w)\n"
+        "MINE=$SLURM_CPUS_PER_TASK muri run train.py",
+        "--gres=gpu:1 -c4 --mem=8000",
+    ),
+    "memory per CPU": Case("MINE=$SLURM_MEM_PER_CPU muri run train.py", "--gres=gpu:1 -c2 --mem-per-cpu=1500"),
+    "descriptors": Case(
+        "exec 3> written 4< <(echo four)\nmuri run train.py 0 <(echo lr=0.1) /dev/fd/4\n"
+        "muri run /dev/fd/5 5<<< 'import os; os.write(3, b\"kept\")'"
+    ),
+    "two at once": Case(
+        "muri run train.py 3 > one & one=$!\nmuri run train.py 4 > other & other=$!\n"
+        "wait $one; echo $?\nwait $other; echo $?"
+    ),
+    "requeued task": Case(
+        "[ $SLURM_ARRAY_TASK_ID$SLURM_RESTART_COUNT = 1 ] && exec muri run train.py requeued\n"
+        "MINE=$SLURM_ARRAY_TASK_ID:$SLURM_RESTART_COUNT exec muri run train.py",
+        "--gres=gpu:1 --array=1-2",
+        tasks=(1, 2),
+    ),
+    "Python batch script": Case(
+        "import subprocess, sys\nsys.argv.append('trained')\nexec(open('other.py').read())", python=True, grouped=False
+    ),
+    "in a comment": Case("# was: muri run train.py\npython3 other.py trained", grouped=False),
+    "before and after": Case(
+        "set -e\n./nvidia-smi\npython3 other.py prepared\n"
+        "muri run train.py && python3 other.py evaluated", "--gres=gpu:1 -c4"
+    ),
+    "srun with GPUs": Case(
+        "\n".join(f"srun {request} ./nvidia-smi" for request in REQUESTS) + "\nsrun -n1 --gres=gpu:1 muri run train.py"
+    ),
+    "srun with CPUs": Case("srun -n1 -c 6 muri run train.py", "--gres=gpu:1 -c6"),
+    "srun with memory": Case("srun --mem=8G muri run train.py", "--gres=gpu:1 --mem=8G"),
+    "habits": Case(
+        "umask 027\nulimit -n 777\nexport MINE=own\nmkdir sub\ncd sub\ncp ../nvidia-smi .\n"
+        "exec nice -n 3 muri run ../train.py 7",
+        code="7:0",
+    ),
+    "pool": Case("muri run processes.py fork"),
+    "spawned pool": Case("muri run processes.py spawn"),
+    "data loader": Case("muri run loader.py"),
+    "spawned processes": Case("muri run spawned.py", "--gres=gpu:1 -c2"),
+    "module": Case("mkdir pkg; cp train.py pkg; muri run -m pkg.train"),
+    "pipe": Case("echo piped | muri run train.py 42 /dev/stdin", code="42:0"),
+    "much output": Case("exec muri run much.py", code="3:0"),
+    "tee": Case("set -o pipefail\nmuri run train.py 9 | tee log", code="9:0"),
+    "signal to a step": Case(SIGNAL_WHEN_READY.format("")
+        + "srun muri run train.py signaled 2> err\n[ $? = 5 ] && rm err && exit 4", code="4:0"),
+    "signal to the shell": Case(
+        "trap 'kill -USR1 $training' USR1\n" + SIGNAL_WHEN_READY.format("--batch")
+        + "muri run train.py signaled & training=$!\nwait $training\nwait $training\nexit $?",
+        code="5:0",
+    ),
+}  # fmt: skip
+OF_DEVICES = ("variables", "Python batch script", "before and after", "srun with GPUs")
+
+UNPACK = """\
+import json, os, sys
+for path, (text, mode) in json.load(sys.stdin).items():
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, mode), "w") as file:
+        file.write(text)
+"""
+COLLECT = """\
+import json, os, sys
+found = {}
+for folder, _, names in os.walk(sys.argv[1]):
+    if not folder.endswith("__pycache__"):
+        for name in names:
+            path = os.path.join(folder, name)
+            found[os.path.relpath(path, sys.argv[1])] = open(path, encoding="latin-1").read()
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Submits the cases from folders of their own and reads what they gave."""
+
+    muri: MuriCluster
+    cases: Mapping[str, Case]
+
+    @property
+    def driver(self) -> Driver:
+        return self.muri.driver
+
+    def write(self) -> None:
+        opens = opener(self.driver)
+        files: dict[str, tuple[str, int]] = {}
+        for where in ("alone", "grouped"):
+            for (name, case), slow in zip(self.cases.items(), cycle(("load", "propagate", "preprocess")), strict=False):
+                first = "#!/bin/bash\n[ -e pilot ] || echo ${MURI_PILOT-none} > pilot\n" + f"export SLOW={slow}\n"
+                if case.python:
+                    first = "#!/usr/bin/python3\nimport os\n"
+                    first += "print(os.environ.get('MURI_PILOT', 'none'), file=open('pilot', 'w'))\n"
+                script = first + case.script + "\n"
+                for file, text in {**FILES, "job": script}.items():
+                    files[f"/home/alice/{where}/{name}/{file}"] = (text.replace("{opens}", opens), 0o755)
+        self.driver.run("rm", "-rf", "/home/alice/alone", "/home/alice/grouped", user="root")
+        self.driver.run("python3", "-c", UNPACK, user="alice", stdin=json.dumps(files))
+
+    def submit(self, where: str) -> dict[str, int]:
+        jobs = {}
+        for (name, case), slow in zip(self.cases.items(), cycle(("load", "propagate", "preprocess")), strict=False):
+            options = ["-p", "gpu", "--nodelist=n2", "--job-name=one"]
+            if where == "grouped":
+                options = ["-p", "train", "--job-name=one", f"--muri=model={slow},batch-size=8,duration=2s"]
+            output = "out-%a" if case.tasks else "out"
+            folder = f"/home/alice/{where}/{name}"
+            jobs[name] = self.driver.submit(
+                *options, *case.options.split(), "-o", output, f"{folder}/job", chdir=folder
+            )
+        return jobs
+
+    def given(self, where: str, name: str, job: int) -> dict[str, Any]:
+        """Wait for a case's end; its states, exit codes and restarts, and all its files by name."""
+        names = [f"{job}_{task}" for task in self.cases[name].tasks] or [str(job)]
+        ended = [self.driver.wait_state(each) for each in names]
+        states = [[fields[key] for key in ("JobState", "ExitCode", "Restarts")] for fields in ended]
+        told = self.driver.run("python3", "-c", COLLECT, f"/home/alice/{where}/{name}", user="root").stdout
+        files: dict[str, str] = json.loads(told)
+        for file in files.keys() & {"out"}:  # the only word that a member's output has of Muri
+            files[file] = re.sub(r"muri: job \d+ already runs a script in its group.*\n", "", files[file])
+        return {"states": states, **files}
+
+
+def compare(muri: MuriCluster, cases: Mapping[str, Case]) -> None:
+    """Run the cases alone and, at the same time, on one GPU with another member that is at work all the time."""
+    bench = Bench(muri, cases)
+    bench.write()
+    muri.know_profiles(gpu_type="tesla")
+    muri.occupy(on="login")
+    wrong: dict[str, Any] = {}
+
+    def look(name: str) -> None:
+        expected, given = bench.given("alone", name, alone[name]), bench.given("grouped", name, grouped[name])
+        was_member = expected.pop("pilot"), given.pop("pilot")[:-1].isdigit() or not cases[name].grouped
+        differing = {key for key in expected | given if expected.get(key) != given.get(key)}
+        if differing or was_member != ("none\n", True) or expected["states"][-1][1] != cases[name].code:
+            wrong[name] = {key: (expected.get(key), given.get(key)) for key in differing | {"states"}}
+
+    with ExitStack() as company:
+        company.enter_context(muri.training("synchronize"))
+        muri.submit("synchronize")
+        alone, grouped = bench.submit("alone"), bench.submit("grouped")
+        company.enter_context(muri.controller())
+        for name in [name for name, case in cases.items() if not case.tasks]:
+            look(name)
+        # A requeued job waits for a GPU of its own.
+        muri.driver.run("rm", "-f", "/home/alice/keep-synchronize", user="root")
+        for name in [name for name, case in cases.items() if case.tasks]:
+            look(name)
+    assert wrong == {}, json.dumps(wrong, indent=1)
+
+
+@constrained
+@on_sites("forky", "trixie")
+def test_each_case_gives_in_a_group_what_it_gives_alone(site: Driver) -> None:
+    compare(MuriCluster(site), CASES)
+
+
+@pytest.mark.skipif(bool(cgroups.refusal("v2")), reason=cgroups.refusal("v2"))
+@on_sites("forky-v2")
+def test_with_devices_constrained_by_cgroups_v2_too(site: Driver) -> None:
+    compare(MuriCluster(site), {name: CASES[name] for name in OF_DEVICES})
