@@ -12,7 +12,7 @@ from heapq import heapify, heapreplace
 from muri.clock import MIB_PER_GIB
 from muri.policies.types import FreeNode
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.node_loads import Layers, Need, NodeLoad, need_of
+from muri.slurm_plugin.planning.node_loads import Layers, NodeLoad, need_of
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.nodes import HostListError, names_in
 from muri.slurm_plugin.records.roles import Role, View
@@ -178,7 +178,7 @@ class _Eligible:
         """
         if job.cpu_count > self._cpus or job.gpu_count > self._gpus:
             return
-        need, wanted = Need(-(-job.cpu_count // max(1, job.node_count)), job.mem_per_node_mib), job.gpu_count
+        need, wanted = need_of(job, max(1, job.node_count)), job.gpu_count
         while wanted and (free := self._with_most()) is not None:
             taken = min(wanted, free.gpus)
             wanted -= taken

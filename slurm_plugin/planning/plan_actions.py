@@ -162,7 +162,7 @@ def _groups_of(plan: Plan, cycle: Gathered, nodes: NodeRoom) -> tuple[list[Actio
         if group.joining:
             actions += joins_of(group, plan, cycle)
             continue
-        start, why = nodes.take_group(start_group(group, plan, cycle))
+        start, why = nodes.take_group(cycle.room.capped(start_group(group, plan, cycle)))
         if why:
             nodes.take_largest(start)
         if why and len(start.members) > 1:
@@ -313,7 +313,7 @@ def start_joinable(solo: Solo, job: PlanJob, plan: Plan, cycle: Gathered, nodes:
         (*solo.reasons, Reason(what)),
     )
     nodes.hold(cycle.view.jobs[job.job_id], solo.gpus, -1)
-    start, why = nodes.take_group(start_group(group, plan, cycle))
+    start, why = nodes.take_group(cycle.room.capped(start_group(group, plan, cycle)))
     if not why:
         return start
     nodes.take_alone(cycle.view.jobs[solo.job_id], solo.gpus)

@@ -34,7 +34,18 @@ from muri.slurm_plugin.planning.slurm_requests import (
 )
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
-from muri.slurm_plugin.records.limits import PER_GPU, GpuRemoval, PartitionLimits, SiteLimits, TriedForm
+from muri.slurm_plugin.records.limits import (
+    NO_LIMITS,
+    PER_GPU,
+    Association,
+    GpuRemoval,
+    Limits,
+    PartitionLimits,
+    Qos,
+    SiteLimits,
+    Tres,
+    TriedForm,
+)
 from muri.slurm_plugin.records.roles import Role, read_job
 
 GIB = 1024
@@ -214,6 +225,18 @@ def test_jobs_behind_pilots_of_their_own_share_a_node():
     found = decided(jobs, [make_node("n1", cpu_count=16)], limits=SHARED)
     assert kinds(found) == [True, True]
     assert kinds(decided(jobs, [make_node("n1", cpu_count=16)])) == []
+
+
+def test_a_pilot_that_a_limit_makes_larger_is_counted_as_it_is():
+    node, demand = make_node("n1", cpu_count=11, gpus_allocated=1), Limits(min_tres_per_job=(Tres("cpu", 4),))
+    jobs = pair(account="hep", qos="normal", user="alice")
+    for demanded, size in ((NO_LIMITS, 2), (demand, 0)):
+        limits = SiteLimits(
+            partitions=(PartitionLimits("main"),), enforced=True, qos=(Qos("normal", demanded),),
+            associations=(Association("root"), Association("hep", parent="root"), Association("hep", "alice")),
+        )  # fmt: skip
+        found = [start for start in of_kind(decided(jobs, [node], limits=limits), StartGroup) if len(start.members) > 1]
+        assert sum(len(start.members) for start in found) == size
 
 
 def test_a_group_is_as_large_as_its_layers_or_cpus_allow():

@@ -120,6 +120,11 @@ def test_what_runs_on_a_node_says_which_kind_it_has(limits, changes, ordinary, s
     assert (found.ordinary, found.sharing) == (ordinary, sharing)
 
 
+def test_a_job_that_was_let_go_is_counted_with_the_cpus_that_come_with_its_gpus():
+    alone = make_job(1, held=False, reason="Resources", cpu_count=1, cpus_per_gpu=8)
+    assert gather(cycle_of([alone], [make_node("n1")])).loads["n1"].cpus == 24
+
+
 def test_members_that_wait_for_their_pilot_are_counted_as_what_they_are():
     pilot, *members = behind_pilot(1, candidate(1), candidate(2, "m2"), oversubscribe=True)
     waiting = [
