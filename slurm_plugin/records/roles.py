@@ -144,7 +144,7 @@ class ManagedJob(Job):
     mode: tags.Mode = "interleave"  # Of a pilot job: how its members share, as in `Group.mode`
     dry_run: str | None = None  # Of a dry run: its token
     script: str = ""  # Hash of its batch script, "" when unknown
-    calls_muri: bool = True  # Its batch script may call `muri run`, without which a member has no GPU
+    calls_muri: bool = True  # Its batch script may call `muri run`, without which a member takes no turns
     facts: tags.SubmitFacts | None = None  # None where the SPANK plugin is older or was not loaded at submission
     memory_retry: tags.MemoryRetry = tags.MemoryRetry.ALONE
     reports: JobReports = field(default_factory=JobReports)  # Of its own comment

@@ -89,7 +89,7 @@ def test_a_script_that_does_not_call_muri_keeps_its_gpus_until_its_model_is_know
     status = one_cycle(make_controller, slurm, known)
     members = {job_id for pilot in pilots(slurm) if (tag := read_job(pilot).pilot_tag) for job_id in tag.members}
     assert (1 in members) == shares
-    assert ("does not call `muri run` itself" in str(status[1])) != shares
+    assert ("does not call `muri run` itself, without which it takes no turns" in str(status[1])) != shares
 
 
 def test_where_the_site_names_the_gpus_memory_an_unknown_model_shares_with_nobody(make_controller: Make) -> None:
