@@ -18,7 +18,8 @@ from muri.slurm_plugin.records.cluster import Job, NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, Role
 
 _CALLS_NOT = (
-    "its model was never measured, and its batch script does not call `muri run` itself, without which it takes no turns"
+    "its model was never measured, and its batch script does not call `muri run` itself, without which it takes no "
+    "turns"
 )
 
 
