@@ -74,11 +74,9 @@ class NodeRoom:
 
     def take_largest(self, group: StartGroup) -> None:
         """Take what one job of a group needs that finds no room: it may start alone instead."""
-        asked = [member.original for member in group.members]
-        cpus = max(-(-each.cpu_count // group.node_count) for each in asked)
-        self._take(
-            self._loads_of(group.node), (Need(cpus, max(each.mem_per_node_mib for each in asked)),), shares=False
-        )
+        needs = [need_of(self._jobs[member.job_id], group.node_count) for member in group.members]
+        largest = Need(max(need.cpus for need in needs), max(need.mem_mib for need in needs))
+        self._take(self._loads_of(group.node), (largest,), shares=False)
 
     def take_join(self, join: Join) -> str:
         """Take the CPUs and memory of a job that joins a group; return why it finds no room, or ""."""

@@ -239,6 +239,14 @@ def test_a_pilot_that_a_limit_makes_larger_is_counted_as_it_is():
         assert sum(len(start.members) for start in found) == size
 
 
+def test_the_job_that_starts_in_place_of_a_group_keeps_the_cpus_that_come_with_its_gpus():
+    crowded = [replace(job, user="bob", uid=1002, submit_s=NOW_S - 900) for job in pair(1, cpus_per_gpu=8)]
+    jobs = [*crowded, *(replace(job, job_id=job.job_id + 2) for job in pair(5))]
+    found = decided(jobs, [make_node("n1", gpu_count=2, cpu_count=16)])
+    assert [len(start.members) for start in of_kind(found, StartGroup)] == []
+    assert len(of_kind(found, ReleaseSolo)) == 2
+
+
 def test_a_group_is_as_large_as_its_layers_or_cpus_allow():
     jobs = [candidate(number, f"m{number}") for number in (1, 2, 3, 4)]
     for layers, cpus, size in ((8, 4, 4), (4, 4, 3), (3, 4, 2), (1, 17, 4), (1, 16, 3), (1, 9, 2)):
