@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@ enum {
 	MOST_DEPTH = 64,	/* cgroups below a job's */
 	PROC_NAME_SIZE = 64,
 	LINK_SIZE = 4096,
+	MOST_ENVIRONMENT = 8 << 20,	/* the kernel starts no program with more than 6 MiB */
 };
 
 /* What is in a cgroup and below it. */
@@ -206,9 +208,9 @@ static bool beside(const char *path, const char *controller, const char *other, 
 /* Whether a process's environment, as it was at its start, says that it is a task of this job on this node. */
 static bool is_task_of(pid_t pid, uint32_t job, const char *node)
 {
-	char name[PROC_NAME_SIZE], of_job[PROC_NAME_SIZE], on_node[LINK_SIZE], *entry = NULL;
+	char name[PROC_NAME_SIZE], of_job[PROC_NAME_SIZE], on_node[PROC_NAME_SIZE + NAME_MAX], entry[LINK_SIZE];
 	bool is_job = false, is_here = false;
-	size_t size = 0;
+	size_t used = 0;
 	FILE *file;
 
 	snprintf(name, sizeof(name), "/proc/%ld/environ", (long)pid);
@@ -216,13 +218,21 @@ static bool is_task_of(pid_t pid, uint32_t job, const char *node)
 	/* A shell of salloc's has no node, and several slurmds may share a machine. */
 	snprintf(on_node, sizeof(on_node), "SLURMD_NODENAME=%s", node);
 	file = fopen(name, "re");
-	while (file && !(is_job && is_here) && getdelim(&entry, &size, '\0', file) > 0) {
+	/* A process can make what it shows here as large as its memory, and this runs as root under the lock. */
+	for (size_t left = MOST_ENVIRONMENT; file && left && !(is_job && is_here); left--) {
+		int byte = getc(file);
+
+		if (byte == EOF)
+			break;
+		entry[used < sizeof(entry) ? used++ : sizeof(entry) - 1] = (char)byte;
+		if (byte)
+			continue;
 		is_job |= strcmp(entry, of_job) == 0;
 		is_here |= strcmp(entry, on_node) == 0;
+		used = 0;
 	}
 	if (file)
 		fclose(file);
-	free(entry);
 	return is_job && is_here;
 }
 

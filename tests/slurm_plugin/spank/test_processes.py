@@ -122,3 +122,33 @@ def test_without_a_cgroup_tasks_are_known_by_how_they_were_started(count: Count)
         for each in (*theirs, *tasks):
             each.kill()
             each.wait()
+
+
+#: A process may show any part of its memory as its environment, here 9 MiB without an end before the words that count.
+LARGE_ENVIRONMENT = """
+import ctypes, mmap, struct, time
+libc = ctypes.CDLL(None)
+libc.sbrk.restype = ctypes.c_void_p
+words = b"\\0SLURM_JOB_ID=7\\0SLURMD_NODENAME=n1\\0"
+memory = mmap.mmap(-1, 9 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory[:] = b"x" * (len(memory) - len(words)) + words
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+stat = [int(word) for word in open("/proc/self/stat").read().rsplit(")", 1)[1].split()[1:]]
+code, end_code, stack, data, end_data, brk, argument, end_argument = stat[22:25] + stat[41:46]
+where = [code, end_code, data, end_data, brk, libc.sbrk(0), stack, argument, end_argument, start, start + len(memory), 0]
+PR_SET_MM, PR_SET_MM_MAP = 35, 14
+print(libc.prctl(PR_SET_MM, PR_SET_MM_MAP, struct.pack("12QIi", *where, 0, -1), 104, 0), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_made_environment_is_not_read_without_end(count: Count) -> None:
+    line = [sys.executable, "-c", LARGE_ENVIRONMENT]
+    with subprocess.Popen(line, env={}, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        done = process.stdout.readline()
+        found = count("", uid=os.geteuid())
+        process.kill()
+    if done != "0\n":
+        pytest.skip("this kernel does not let a process choose what it shows")
+    assert found == 0
