@@ -305,18 +305,19 @@ static char *read_text(const char *name)
 	return text;
 }
 
-bool muri_cgroup_find(pid_t pid, uint32_t job, struct muri_cgroup *cgroup)
+int muri_cgroup_find(pid_t pid, uint32_t job, struct muri_cgroup *cgroup)
 {
 	struct muri_cgroup_path path;
 	char name[64], *text, *mounts_text = NULL;
 	const char *next;
 	struct stat facts;
-	bool found = false;
+	bool none, found = false;
 
 	*cgroup = (struct muri_cgroup){0};
 	snprintf(name, sizeof(name), "/proc/%ld/cgroup", (long)pid);
 	text = read_text(name);
-	if (text && muri_cgroup_path(text, job, &path)) {
+	none = text && !muri_cgroup_path(text, job, &path);
+	if (text && !none) {
 		mounts_text = read_text("/proc/self/mountinfo");
 		next = mounts_text;
 		while (!found && muri_cgroup_mounted(&next, &path, cgroup->leaf, sizeof(cgroup->leaf)))
@@ -324,11 +325,13 @@ bool muri_cgroup_find(pid_t pid, uint32_t job, struct muri_cgroup *cgroup)
 	}
 	free(mounts_text);
 	free(text);
-	if (!found)
-		return false;
+	if (!found) {
+		*cgroup = (struct muri_cgroup){0};
+		return none ? 0 : -1;
+	}
 	cgroup->kind = path.kind;
 	cgroup->job_size = strlen(cgroup->leaf) - (strlen(path.path) - path.job_size);
-	return true;
+	return 1;
 }
 
 /* The program: every closed device is refused, whatever is to be done with it, and every other one allowed. */

@@ -319,18 +319,18 @@ void muri_end_job(int node, const char *name, uint32_t job, const struct muri_en
 {
 	struct keeper keeper = {.node = node, .name = name, .end = end, .epilog = -1, .answers = -1};
 	struct muri_grant own;
-	int lock = muri_node_lock(node), failed;
-	bool has_own;
+	int lock = muri_node_lock(node);
 
 	if (muri_job_remove(node, job))
 		end->say("muri: cannot remove the note that this job holds GPUs");
-	failed = read_members(&keeper, job);
-	has_own = muri_grant_read(node, job, &own) == 0;
 	if (lock >= 0)
 		close(lock);
-	if (failed)
-		end->say("muri: cannot tell which jobs had this job's GPUs");
-	if (has_own)
+	/* From here on no job gets a grant from this one. */
+	while (read_members(&keeper, job)) {
+		end->say("muri: cannot tell which jobs had this job's GPUs; they stay closed");
+		poll(NULL, 0, LEFTOVER_MS);
+	}
+	if (muri_grant_read(node, job, &own) == 0)
 		end_own_grant(&keeper, &own);
 	if (keeper.count)
 		end_members(&keeper);

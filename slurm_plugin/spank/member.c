@@ -121,20 +121,20 @@ void muri_member_prolog(spank_t spank)
 	const char *gpus = getenv("SLURM_JOB_GPUS");
 	struct muri_job job = {0};
 	struct muri_gpus numbers;
-	int node = open_node(), lock;
+	int node, lock;
 
+	if (!gpus || strlen(gpus) >= sizeof(job.gpus) || !muri_read_gpus(gpus, &numbers) ||
+	    spank_get_item(spank, S_JOB_ID, &job.id) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_JOB_UID, &job.uid) != ESPANK_SUCCESS)
+		return;
+	node = open_node();
 	if (node < 0)
 		return;
+	strcpy(job.gpus, gpus);
+	note_names(&job);
 	lock = muri_node_lock(node);
-	if (lock >= 0 && spank_get_item(spank, S_JOB_ID, &job.id) == ESPANK_SUCCESS &&
-	    spank_get_item(spank, S_JOB_UID, &job.uid) == ESPANK_SUCCESS) {
-		if (gpus && strlen(gpus) < sizeof(job.gpus) && muri_read_gpus(gpus, &numbers)) {
-			strcpy(job.gpus, gpus);
-			note_names(&job);
-			if (muri_job_write(node, &job))
-				slurm_error("muri: cannot note the GPUs of job %u: %m", job.id);
-		}
-	}
+	if (lock < 0 || muri_job_write(node, &job))
+		slurm_error("muri: cannot note the GPUs of job %u: %m", job.id);
 	if (lock >= 0)
 		close(lock);
 	close(node);
@@ -252,23 +252,21 @@ static bool holds_gpus(spank_t spank)
 
 static void no_grant(spank_t spank)
 {
-	muri_grant_remove(member.node, member.grant.job);
+	if (member.batch)
+		muri_grant_remove(member.node, member.grant.job);
 	if (in_environment(spank, PILOT))
 		spank_unsetenv(spank, PILOT);	/* of the job from which this one was submitted */
 }
 
 static void find_grant(spank_t spank)
 {
-	bool known;
-	int lock = muri_node_lock(member.node), granted = MURI_GRANTED;
+	bool known = has_grant();	/* without the lock, which is nothing to most jobs: files are replaced whole */
+	int granted = MURI_GRANTED;
 
-	known = lock >= 0 && has_grant();
 	if (!known && (holds_gpus(spank) || !(in_environment(spank, MARK) || in_environment(spank, MARK_CARRIER)))) {
 		no_grant(spank);
-		close(lock);
 		return;
 	}
-	close(lock);
 	if (!known)
 		granted = ask();
 	if (granted == MURI_NOT_GRANTED) {
@@ -302,9 +300,7 @@ void muri_member_init(spank_t spank)
 	    spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &member.tasks) != ESPANK_SUCCESS)
 		return;
 	member.batch = step == SLURM_BATCH_SCRIPT;
-	member.node = open_node();
-	if (member.node < 0)
-		return;
+	member.node = open_node();	/* without it a job with a grant fails, and any other does not need it */
 	if (!member.batch && spank_getenv(spank, STEP_GPUS, share, sizeof(share)) == ESPANK_SUCCESS &&
 	    !muri_per_task(share, &member.each))
 		member.each = 0;
@@ -344,7 +340,7 @@ static void open_devices(pid_t pid, uint32_t task)
 	int64_t end = now_ms() + WAIT_MS;
 	struct muri_cgroup cgroup;
 	struct muri_part part;
-	int done = 1, limits = 0;
+	int done, limits;
 
 	if (!muri_part_of_task(member.gpus.count, member.each, task, &part)) {
 		member.told->kept = !member.told->why[0];
@@ -352,16 +348,14 @@ static void open_devices(pid_t pid, uint32_t task)
 		     member.gpus.count, task);
 		return;
 	}
-	if (muri_cgroup_find(pid, member.grant.job, &cgroup)) {
-		limits = muri_constrains_devices(&cgroup);
-		if (limits < 0) {
-			fail("the kernel does not say whether the job's devices are limited");
-			return;
-		}
-		member.told->task[task].limited = limits;
-		while ((done = open_task(&cgroup, part, task)) == 0 && now_ms() < end)
-			nap();
+	limits = muri_cgroup_find(pid, member.grant.job, &cgroup) < 0 ? -1 : muri_constrains_devices(&cgroup);
+	if (limits < 0) {
+		fail("the kernel does not say whether the job's devices are limited");
+		return;
 	}
+	member.told->task[task].limited = limits;
+	while ((done = open_task(&cgroup, part, task)) == 0 && now_ms() < end)
+		nap();
 	if (done == 0)
 		fail("the GPUs of the pilot job %u cannot be opened", member.grant.pilot);
 	member.told->task[task].ready = done == 1;

@@ -155,7 +155,10 @@ struct muri_grant {
  */
 int muri_node_dir(const char *parent, const char *node, char *error, size_t error_size);
 
-/* Wait for the lock. Returns a descriptor, which holds it until it is closed, or -1. */
+/*
+ * Wait for the lock, but not for ever: a holder that hangs must not stop others' jobs. Returns a descriptor, which holds it
+ * until it is closed, or -1.
+ */
 int muri_node_lock(int node);
 
 /* All of these return 0, or -1 with errno. Removing a missing file is fine. */
@@ -315,8 +318,8 @@ struct muri_cgroup {
 	char leaf[MURI_CGROUP_SIZE];
 };
 
-/* Find the cgroup that Slurm has made for a process of the job. */
-bool muri_cgroup_find(pid_t pid, uint32_t job, struct muri_cgroup *cgroup);
+/* Find the cgroup that Slurm has made for a process of the job: 1, 0 for none, or -1 when that cannot be said. */
+int muri_cgroup_find(pid_t pid, uint32_t job, struct muri_cgroup *cgroup);
 
 /* Whether Slurm limits which devices the job can open: 1, 0, or -1 when that cannot be said. */
 int muri_constrains_devices(const struct muri_cgroup *cgroup);

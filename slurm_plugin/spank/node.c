@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,8 +20,13 @@
 #define GATE_LICENSE "license"
 #define GATE_HOLD "hold"
 
+#ifndef LOCK_MS
+#define LOCK_MS 20000	/* others hold it for milliseconds, and this long only where the kernel keeps them from ending */
+#endif
+
 enum {
 	NAME_SIZE = 32,	/* grant- or job- with a number */
+	LOCK_LOOK_MS = 5,
 	TEXT_SIZE = MURI_CGROUP_SIZE + MURI_GPUS_SIZE + MURI_VARIABLES_SIZE + MURI_MIG_SIZE + 512,
 };
 
@@ -77,17 +83,15 @@ int muri_node_dir(const char *parent, const char *node, char *error, size_t size
 int muri_node_lock(int node)
 {
 	int lock = openat(node, LOCK_NAME, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-	int failed;
 
-	if (lock < 0)
-		return -1;
-	do
-		failed = flock(lock, LOCK_EX);
-	while (failed && errno == EINTR);
-	if (!failed)
-		return lock;
-	close(lock);
-	return -1;
+	for (int waited = 0; lock >= 0 && flock(lock, LOCK_EX | LOCK_NB); waited += LOCK_LOOK_MS) {
+		if ((errno != EWOULDBLOCK && errno != EINTR) || waited >= LOCK_MS) {
+			close(lock);
+			return -1;
+		}
+		poll(NULL, 0, LOCK_LOOK_MS);
+	}
+	return lock;
 }
 
 static void name_file(char name[NAME_SIZE], const char *kind, uint32_t job)
@@ -329,6 +333,7 @@ ssize_t muri_grants_of(int node, uint32_t pilot, uint32_t *jobs, size_t most)
 	DIR *directory = copy < 0 ? NULL : fdopendir(copy);
 	struct muri_grant grant;
 	struct dirent *entry;
+	bool failed = false;
 	size_t count = 0;
 	uint32_t job;
 
@@ -337,10 +342,16 @@ ssize_t muri_grants_of(int node, uint32_t pilot, uint32_t *jobs, size_t most)
 			close(copy);
 		return -1;
 	}
-	while (count < most && (entry = readdir(directory)))
-		if (is_grant(entry->d_name, &job) && muri_grant_read(node, job, &grant) == 0 &&
-		    (!pilot || grant.pilot == pilot))
-			jobs[count++] = job;
+	while (!failed && count < most && (entry = readdir(directory))) {
+		if (!is_grant(entry->d_name, &job))
+			continue;
+		if (muri_grant_read(node, job, &grant) == 0) {
+			if (!pilot || grant.pilot == pilot)
+				jobs[count++] = job;
+		} else {
+			failed = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO;	/* it may be one */
+		}
+	}
 	closedir(directory);
-	return (ssize_t)count;
+	return failed ? -1 : (ssize_t)count;
 }

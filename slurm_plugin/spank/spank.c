@@ -379,13 +379,14 @@ static void at_end(spank_t spank, void (*act)(int, const char *, uint32_t, const
 	close(node);
 }
 
-/* The leftovers of an earlier run of the same job, whose epilog was cut off. */
-static void end_earlier_run(int node, const char *name, uint32_t job, const struct muri_end *ending)
+/* End what is noted of the job, in a prolog that of an earlier run whose epilog was cut off. Most jobs have no note. */
+static void end_noted(int node, const char *name, uint32_t job, const struct muri_end *ending)
 {
 	struct muri_grant grant;
 	struct muri_job noted;
 
-	if (muri_job_read(node, job, &noted) == 0 || muri_grant_read(node, job, &grant) == 0)
+	if (muri_job_read(node, job, &noted) == 0 || errno != ENOENT || muri_grant_read(node, job, &grant) == 0 ||
+	    errno != ENOENT)
 		muri_end_job(node, name, job, ending);
 }
 
@@ -393,7 +394,7 @@ PUBLIC int slurm_spank_job_prolog(spank_t spank, int count, char *arguments[])
 {
 	(void)count;
 	(void)arguments;
-	at_end(spank, end_earlier_run);
+	at_end(spank, end_noted);
 	if (getenv("SLURM_JOB_GPUS"))
 		at_end(spank, muri_end_stale);
 	muri_member_prolog(spank);
@@ -404,7 +405,7 @@ PUBLIC int slurm_spank_job_epilog(spank_t spank, int count, char *arguments[])
 {
 	(void)count;
 	(void)arguments;
-	at_end(spank, muri_end_job);
+	at_end(spank, end_noted);
 	return 0;
 }
 

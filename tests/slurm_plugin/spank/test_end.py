@@ -203,6 +203,17 @@ def test_a_killed_keeper_is_replaced_by_its_epilog(node: Node, job: JobCgroup) -
     assert process.wait(60) == -signal.SIGKILL
 
 
+def test_an_epilog_that_cannot_read_the_grants_keeps_the_gpus_closed(node: Node, job: JobCgroup) -> None:
+    process = job.start("sh", "-c", STUBBORN)
+    node.grant(job.path)
+    epilog = node.start(before="ulimit -n 5; exec")  # a directory fits, a file of it does not
+    assert epilog.stdout
+    assert "stay closed" in epilog.stdout.readline()
+    assert (process.poll(), epilog.poll()) == (None, None)
+    epilog.kill()
+    epilog.communicate()
+
+
 ENDED = f'echo "ended $1?" >> "$ASKED"; test $1 = {PILOT}'
 
 

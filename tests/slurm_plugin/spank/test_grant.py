@@ -128,6 +128,11 @@ def test_where_a_tasks_cgroup_is(try_grant: Run, lines: str, found: list[str]) -
     assert try_grant("cgroup", 7, lines, MOUNTS) == found
 
 
+def test_a_cgroup_that_cannot_be_read_is_not_taken_for_none(try_grant: Run) -> None:
+    assert try_grant("find", 7, os.getpid()) == ["none"]
+    assert try_grant("find", 7, 2**31 - 1) == ["unclear"]  # no such process
+
+
 def test_the_program_refuses_the_closed_devices_alone(try_grant: Run) -> None:
     closed, others = ("c195:1", "c195:2", "b259:3", "c4095:1048575"), ("c195:0", "b195:1", "c259:3", "c1:3", "c195:255")
     answers = try_grant("program", *closed, "--", *closed, *others)
@@ -160,7 +165,7 @@ def test_made_texts_break_no_parser(try_grant: Run, seed: int) -> None:
     assert try_grant("fuzz", seed, 20_000) == []
 
 
-@pytest.mark.parametrize("name", ["node", "grant", "devices"])
+@pytest.mark.parametrize("name", ["node", "grant", "devices", "processes", "end"])
 def test_the_compilers_analyzer_finds_nothing(name: str) -> None:
     flags = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fanalyzer", "-Wall", "-Wextra", "-Werror"]
     command = ["gcc", *flags, "-c", SPANK_SOURCE / f"{name}.c", "-o", "/dev/null"]

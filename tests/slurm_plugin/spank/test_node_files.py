@@ -148,6 +148,18 @@ def test_nodes_on_one_machine_have_rooms_of_their_own(run: Run) -> None:
     assert run("read-job", "7", node="n2").returncode == 1
 
 
+def test_nobody_waits_for_ever_for_the_lock(build: Callable[..., Path], tmp_path: Path) -> None:
+    program = build("try_node", "node", define="LOCK_MS=50")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([program, tmp_path, "n1", "hold"], stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "locked\n"
+        other = subprocess.run([program, tmp_path, "n1", "hold"], stdin=subprocess.DEVNULL, stdout=pipe, text=True,
+                               check=False, timeout=60)  # fmt: skip
+        assert other.stdout == "none\n"
+        holder.kill()
+
+
 def test_the_lock_is_held_until_its_holder_ends(try_node: Path, tmp_path: Path, place: Path) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([try_node, tmp_path, "n1", "hold"], stdin=pipe, stdout=pipe, text=True) as holder:

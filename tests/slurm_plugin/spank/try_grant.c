@@ -3,6 +3,7 @@
  *
  *   try_grant comment TEXT | gpus TEXT | part COUNT MURI_STEP_GPUS TASK | numbers GPUS FIRST COUNT
  *   try_grant words TEXT FIRST COUNT | cgroup JOB CGROUP MOUNTINFO | devices DIRECTORY
+ *   try_grant find JOB PID                 (of which kind the cgroup of a process of the job is)
  *   try_grant program DEVICE… -- DEVICE…   (c4:40: the answers of a program that refuses the first ones, run here)
  *   try_grant fuzz SEED ROUNDS             (every parser, with texts made of pieces of such texts)
  */
@@ -82,6 +83,15 @@ static int show_cgroup(uint32_t job, const char *lines, const char *mounts)
 	printf("%s %.*s %s\n", kinds[path.kind], (int)path.job_size, path.path, path.path + path.job_size);
 	while (muri_cgroup_mounted(&mounts, &path, directory, sizeof(directory)))
 		puts(directory);
+	return 0;
+}
+
+static int find(uint32_t job, const char *pid)
+{
+	static const char *const answers[] = {"unclear", "none", "found"};
+	struct muri_cgroup cgroup;
+
+	puts(answers[1 + muri_cgroup_find((pid_t)number(pid), job, &cgroup)]);
 	return 0;
 }
 
@@ -266,6 +276,8 @@ int main(int count, char *words[])
 		return show_program(count - 2, words + 2);
 	if (count < 4)
 		return USAGE;
+	if (strcmp(verb, "find") == 0)
+		return find(number(words[2]), words[3]);
 	if (strcmp(verb, "fuzz") == 0)
 		return fuzz(number(words[2]), number(words[3]));
 	if (count != 5)
