@@ -20,7 +20,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         sources = [*(SPANK_SOURCE / f"{part}.c" for part in parts), Path(__file__).with_name(f"{main}.c")]
         # The sanitizers turn a read or write out of bounds into a failed test.
         flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_POSIX_C_SOURCE=200809L"]
-        flags += ["-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-Wformat=2", "-I", SPANK_SOURCE, f"-D{define}"]
+        flags += ["-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-Wformat=2", "-I", SPANK_SOURCE]
+        flags += [f"-D{define}"]
         built = subprocess.run(["cc", "-std=c11", *flags, "-o", target, *sources], capture_output=True, check=False)
         assert built.returncode == 0, built.stderr
         return target

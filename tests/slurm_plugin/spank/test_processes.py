@@ -135,9 +135,9 @@ memory[:] = b"x" * (len(memory) - len(words)) + words
 start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 stat = [int(word) for word in open("/proc/self/stat").read().rsplit(")", 1)[1].split()[1:]]
 code, end_code, stack, data, end_data, brk, argument, end_argument = stat[22:25] + stat[41:46]
-where = [code, end_code, data, end_data, brk, libc.sbrk(0), stack, argument, end_argument, start, start + len(memory), 0]
+where = [code, end_code, data, end_data, brk, libc.sbrk(0), stack, argument, end_argument, start, start + len(memory)]
 PR_SET_MM, PR_SET_MM_MAP = 35, 14
-print(libc.prctl(PR_SET_MM, PR_SET_MM_MAP, struct.pack("12QIi", *where, 0, -1), 104, 0), flush=True)
+print(libc.prctl(PR_SET_MM, PR_SET_MM_MAP, struct.pack("12QIi", *where, 0, 0, -1), 104, 0), flush=True)
 time.sleep(600)
 """
 
