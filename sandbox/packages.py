@@ -212,7 +212,8 @@ def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progr
     _install_muri(payload / "lib", temporary, progress)
     for name in ("python", "activate", "deactivate"):
         _put(_FILES / name, tree / LIBRARY / name, 0o755)
-    _put(CHECKOUT / "etc/systemd/run-muri.mount", tree / "usr/lib/systemd/system/run-muri.mount")
+    for name in ("run-muri.mount", "run-muri-node.mount"):
+        _put(CHECKOUT / "etc/systemd" / name, tree / "usr/lib/systemd/system" / name)
     _put(CHECKOUT / "etc/tmpfiles.d/muri.conf", tree / "usr/lib/tmpfiles.d/muri.conf")
     _move(payload / "node/packages.txt", tree / "usr/share/doc/muri-node/packages.txt")
     for shell, place in (

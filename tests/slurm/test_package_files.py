@@ -71,7 +71,8 @@ def test_nodes_get_no_heavy_packages(directory: Path) -> None:
     for wanted in (
         "/usr/share/man/man1/muri-run.1.gz", "/usr/share/man/man1/muri-doctor.1.gz",
         "/usr/share/bash-completion/completions/muri", "/usr/lib/tmpfiles.d/muri.conf",
-        "/usr/lib/systemd/system/run-muri.mount", "/usr/lib/muri/payload/lib/muri/launcher/run/command.py",
+        "/usr/lib/systemd/system/run-muri.mount", "/usr/lib/systemd/system/run-muri-node.mount",
+        "/usr/lib/muri/payload/lib/muri/launcher/run/command.py",
     ):  # fmt: skip
         assert wanted in files
 

@@ -67,6 +67,8 @@ def test_the_parent_of_the_run_directories_is_the_same_everywhere():
     kind, path, *rights = (ETC / "tmpfiles.d" / "muri.conf").read_text().splitlines()[-1].split()
     assert (kind, Path(path), rights) == ("d", SITE_RUN_DIR, ["0755", "root", "root", "-"])
     assert Path(unit("run-muri.mount")["Mount"]["Where"]) == SITE_RUN_DIR
+    assert unit("run-muri.mount")["Unit"]["Wants"] == "run-muri-node.mount"  # users' files take no room of root's notes
+    assert Path(unit("run-muri-node.mount")["Mount"]["Where"]) == SITE_RUN_DIR / "node"
     header = (SPANK_SOURCE / "muri.h").read_text()
     assert re.search(r'#define MURI_RUN_PARENT "(.*)"', header)[1] == str(SITE_RUN_DIR.parent)
 
