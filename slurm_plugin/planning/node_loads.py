@@ -3,7 +3,8 @@
 Slurm (select/cons_tres) gives out each MiB of a node's memory once. An ordinary job has its CPUs to itself. In a
 partition with OverSubscribe=YES:N, jobs that agree to share lie in at most N layers, each of which has all CPUs of the
 node; a job lies in one layer. A node on which an ordinary job runs takes no job that shares. The other way round an
-ordinary job starts beside jobs that share, and closes the node to further ones: Muri starts none there.
+ordinary job starts beside jobs that share, and closes the node to further ones: Muri starts none there, unless one
+has closed it already.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,7 +97,7 @@ class NodeLoad:
             return f"has {max(0, self.mem_mib)} MiB of memory left, {mem_mib} are needed"
         cpus = [self._whole_cores(need.cpus) for need in needs]
         if layers < 2:
-            if self.sharing:
+            if self.sharing and not self.ordinary:
                 return "runs jobs that share CPUs, which ordinary jobs must not close to others"
             short = sum(cpus) > self.cpus
             return f"has {max(0, self.cpus)} CPUs left, {sum(cpus)} are needed" if short else ""
@@ -106,10 +107,10 @@ class NodeLoad:
         return "" if fits else f"has no layer of CPUs left for all ({layers} jobs may share a CPU)"
 
     def take(self, needs: Iterable[Need], *, shares: bool) -> None:
-        """Count jobs that start."""
+        """Count jobs that start. What shares waits where an ordinary job runs: its CPUs are kept for it like others'."""
         for need in needs:
             self.mem_mib -= need.mem_mib
-            if shares:
+            if shares and not self.ordinary:
                 self.sharing.append(self._whole_cores(need.cpus))
             else:
                 self.cpus -= self._whole_cores(need.cpus)

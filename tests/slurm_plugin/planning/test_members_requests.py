@@ -247,6 +247,18 @@ def test_the_job_that_starts_in_place_of_a_group_keeps_the_cpus_that_come_with_i
     assert len(of_kind(found, ReleaseSolo)) == 2
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_job_that_shares_cpus_beside_an_ordinary_one_or_waits_for_its_end_keeps_no_group_off_the_node(waits):
+    sharer = {"oversubscribe": True, "gpu_count": 0, "gpu_request": ""}
+    if waits:  # such as a member that runs alone now
+        sharer = {"oversubscribe": True, "state": JobState.PENDING, "nodes": "", "start_s": 0.0, "reason": "Resources",
+                  "admin_comment": "muri:model=m3,batch-size=8,duration=100"}  # fmt: skip
+    others = [running(8, gpu_count=0, gpu_request=""), running(9, **sharer)]
+    for cpus, kind in ((32, [False]), (16, [])):
+        node = make_node("n1", gpu_count=1 + waits, cpu_count=cpus, cpus_allocated=4 if waits else 8)
+        assert kinds(decided([*pair(), *others], [node], limits=SHARED)) == kind
+
+
 def test_a_group_is_as_large_as_its_layers_or_cpus_allow():
     jobs = [candidate(number, f"m{number}") for number in (1, 2, 3, 4)]
     for layers, cpus, size in ((8, 4, 4), (4, 4, 3), (3, 4, 2), (1, 17, 4), (1, 16, 3), (1, 9, 2)):
