@@ -337,9 +337,26 @@ void muri_end_job(int node, const char *name, uint32_t job, const struct muri_en
 	free(keeper.members);
 }
 
-void muri_end_stale(int node, const char *name, uint32_t job, const struct muri_end *end)
+/* Whether a pilot's note says that it holds other GPUs than these: most do, and slurmctld need not be asked. */
+static bool holds_others(int node, uint32_t pilot, const struct muri_gpus *gpus)
+{
+	struct muri_gpus held;
+	struct muri_job noted;
+
+	if (muri_job_read(node, pilot, &noted) || !muri_read_gpus(noted.gpus, &held))
+		return false;
+	for (size_t i = 0; i < held.count; i++)
+		for (size_t j = 0; j < gpus->count; j++)
+			if (held.number[i] == gpus->number[j])
+				return false;
+	return true;
+}
+
+void muri_end_stale(int node, const char *name, uint32_t job, const char *gpus, const struct muri_end *end)
 {
 	struct muri_end at_once = *end;
+	struct muri_gpus numbers;
+	bool known = muri_read_gpus(gpus, &numbers);
 	ssize_t count;
 	uint32_t *jobs = list_grants(node, 0, &count), looked_at = job;
 
@@ -350,6 +367,8 @@ void muri_end_stale(int node, const char *name, uint32_t job, const struct muri_
 		if (muri_grant_read(node, jobs[i], &grant) || grant.pilot == looked_at || grant.pilot == job)
 			continue;
 		looked_at = grant.pilot;	/* most grants have the same one */
+		if (known && holds_others(node, grant.pilot, &numbers))
+			continue;
 		if (end->has_ended(grant.pilot))
 			muri_end_job(node, name, grant.pilot, &at_once);
 	}

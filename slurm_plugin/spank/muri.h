@@ -208,10 +208,10 @@ struct muri_end {
 void muri_end_job(int node, const char *name, uint32_t job, const struct muri_end *end);
 
 /*
- * The prolog of a job that holds GPUs: end what should have ended before it got them. An epilog may not have run to its
+ * The prolog of a job that holds these GPUs, as in SLURM_JOB_GPUS: end what should have ended before it got them. An epilog may not have run to its
  * end, or may have started late: slurmd does not run one again, and Slurm does not wait for that of a node that is down.
  */
-void muri_end_stale(int node, const char *name, uint32_t job, const struct muri_end *end);
+void muri_end_stale(int node, const char *name, uint32_t job, const char *gpus, const struct muri_end *end);
 
 /* requeue.c: calls to slurmctld. */
 

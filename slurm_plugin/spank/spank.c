@@ -390,13 +390,20 @@ static void end_noted(int node, const char *name, uint32_t job, const struct mur
 		muri_end_job(node, name, job, ending);
 }
 
+static void end_stale(int node, const char *name, uint32_t job, const struct muri_end *ending)
+{
+	const char *gpus = getenv("SLURM_JOB_GPUS");
+
+	if (gpus)
+		muri_end_stale(node, name, job, gpus, ending);
+}
+
 PUBLIC int slurm_spank_job_prolog(spank_t spank, int count, char *arguments[])
 {
 	(void)count;
 	(void)arguments;
 	at_end(spank, end_noted);
-	if (getenv("SLURM_JOB_GPUS"))
-		at_end(spank, muri_end_stale);
+	at_end(spank, end_stale);
 	muri_member_prolog(spank);
 	return 0;
 }

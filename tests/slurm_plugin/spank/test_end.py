@@ -217,9 +217,9 @@ def test_an_epilog_that_cannot_read_the_grants_keeps_the_gpus_closed(node: Node,
 ENDED = f'echo "ended $1?" >> "$ASKED"; test $1 = {PILOT}'
 
 
-def prolog(node: Node, try_end: Path, job: int) -> None:
+def prolog(node: Node, try_end: Path, job: int, gpus: str = "0") -> None:
     environment = {**os.environ, "HOOK": node.hook, "ENDED": ENDED, "ASKED": str(node.asked)}
-    subprocess.run([try_end, "prolog", node.place, NODE, str(job)], env=environment, check=True)
+    subprocess.run([try_end, "prolog", node.place, NODE, str(job), gpus], env=environment, check=True)
 
 
 def test_the_next_jobs_prolog_ends_what_an_epilog_left(node: Node, try_end: Path, job: JobCgroup) -> None:
@@ -240,6 +240,22 @@ def test_a_prolog_asks_nothing_where_no_other_job_has_shared(node: Node, try_end
     prolog(node, try_end, PILOT)
     assert node.asked.read_text() == ""
     assert process.poll() is None
+
+
+@pytest.mark.parametrize("gpus", ["1", "2,10"])
+def test_a_prolog_asks_nothing_of_pilots_with_other_gpus(node: Node, try_end: Path, gpus: str) -> None:
+    node.grant("")
+    prolog(node, try_end, 9, gpus)
+    assert node.asked.read_text() == ""
+    prolog(node, try_end, 9, f"{gpus},0")
+    assert node.asked.read_text() == f"ended {PILOT}?\n{MEMBER} hold\n"
+
+
+def test_a_prolog_asks_of_a_pilot_whose_epilog_has_begun(node: Node, try_end: Path) -> None:
+    node.grant("")
+    (node.place / f"job-{PILOT}").unlink()
+    prolog(node, try_end, 9, "1")
+    assert node.asked.read_text() == f"ended {PILOT}?\n{MEMBER} hold\n"
 
 
 def test_thousands_of_grants(node: Node, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
  *
  *   muri_try_end end DIRECTORY NODE JOB ASK_MS GRACE_MS HURRY_MS   as the epilog of a job; $HOOK is a shell text, given
  *                                                                  the member's number: 0 if slurmctld has answered
- *   muri_try_end prolog DIRECTORY NODE JOB                         as the prolog of a job; 0 from $ENDED with a pilot's
+ *   muri_try_end prolog DIRECTORY NODE JOB GPUS                    as the prolog of a job; 0 from $ENDED with a pilot's
  *                                                                  number: slurmctld says that it has ended
  *   muri_try_end count|kill JOB UID NODE CGROUP                    prints how many processes a job has
  *   muri_try_end grant DIRECTORY JOB PILOT UID RUN CGROUP          writes a grant
@@ -81,10 +81,10 @@ int main(int count, char *words[])
 		muri_end_job(at(words[2]), words[3], number(words[4]), &end);
 		return 0;
 	}
-	if (strcmp(what, "prolog") == 0 && count == 5) {
+	if (strcmp(what, "prolog") == 0 && count == 6) {
 		struct muri_end end = {hook, has_ended, say, 600000, 600000, 0};
 
-		muri_end_stale(at(words[2]), words[3], number(words[4]), &end);
+		muri_end_stale(at(words[2]), words[3], number(words[4]), words[5], &end);
 		return 0;
 	}
 	if ((strcmp(what, "count") == 0 || strcmp(what, "kill") == 0) && count == 6) {
