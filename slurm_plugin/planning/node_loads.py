@@ -63,7 +63,8 @@ class NodeLoad:
     gpu_count: int = 0  # Its GPUs
     core_cpus: int = 1  # CPUs that Slurm gives out together
     ordinary: bool = False  # An ordinary job runs there, or is let go to it
-    sharing: list[int] = field(default_factory=list)  # CPUs of each job that shares, the first to start first
+    # CPUs of each job that shares, the first to start first; empty where an ordinary job has closed the node to others
+    sharing: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, node: Node) -> "NodeLoad":
@@ -97,7 +98,7 @@ class NodeLoad:
             return f"has {max(0, self.mem_mib)} MiB of memory left, {mem_mib} are needed"
         cpus = [self._whole_cores(need.cpus) for need in needs]
         if layers < 2:
-            if self.sharing and not self.ordinary:
+            if self.sharing:
                 return "runs jobs that share CPUs, which ordinary jobs must not close to others"
             short = sum(cpus) > self.cpus
             return f"has {max(0, self.cpus)} CPUs left, {sum(cpus)} are needed" if short else ""
@@ -107,7 +108,7 @@ class NodeLoad:
         return "" if fits else f"has no layer of CPUs left for all ({layers} jobs may share a CPU)"
 
     def take(self, needs: Iterable[Need], *, shares: bool) -> None:
-        """Count jobs that start. What shares waits where an ordinary job runs: its CPUs are kept for it like others'."""
+        """Count jobs that start. What shares waits where an ordinary job runs; its CPUs are kept for it."""
         for need in needs:
             self.mem_mib -= need.mem_mib
             if shares and not self.ordinary:
@@ -152,6 +153,9 @@ class Layers:
                     loads[name].sharing.append(cpus)
                 else:
                     loads[name].ordinary = True
+        for load in loads.values():
+            if load.ordinary:
+                load.sharing.clear()
 
 
 class GroupSizes:
