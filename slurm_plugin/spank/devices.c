@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <linux/bpf.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -38,6 +39,23 @@ enum {
 	RULE = 5,	/* instructions for a device */
 	PROGRAM_SIZE = MURI_MOST_CLOSED * RULE + 8,
 };
+
+bool muri_act_in(int mounts, void (*act)(void *), void *context)
+{
+	pid_t child = fork();
+	int status = -1;
+
+	if (child == 0) {
+		if (setns(mounts, CLONE_NEWNS))
+			_exit(1);
+		act(context);
+		_exit(0);
+	}
+	while (child > 0 && waitpid(child, &status, 0) < 0)
+		if (errno != EINTR)
+			return false;
+	return child > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
 
 /* Add a device once. */
 static bool add(struct muri_devices *devices, struct muri_device device)
@@ -424,7 +442,7 @@ int muri_constrains_devices(const struct muri_cgroup *cgroup)
 
 static bool write_word(int directory, const char *name, const char *word)
 {
-	int file = openat(directory, name, O_WRONLY | O_CLOEXEC);
+	int file = openat(directory, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
 	ssize_t written;
 
 	if (file < 0)

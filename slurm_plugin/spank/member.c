@@ -9,6 +9,7 @@
 #include <slurm/slurm.h>
 #include <slurm/slurm_errno.h>
 #include <slurm/spank.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,13 +50,15 @@ static struct {
 	bool asked;	/* grant.run and grant.license are slurmctld's */
 	bool batch;
 	int node;
+	int mounts;	/* slurmstepd's mount namespace */
+	pid_t stepd;
 	uint32_t tasks;
 	uint32_t each;	/* GPUs that a task asks for, 0: all */
 	struct muri_grant grant;
 	struct muri_job pilot;
 	struct muri_gpus gpus;
 	struct told *told;
-} member = {.node = -1};
+} member = {.node = -1, .mounts = -1};
 
 /* The grant has failed: the step's tasks will not run. The first reason is the one that counts. */
 __attribute__((format(printf, 1, 2))) static void fail(const char *format, ...)
@@ -274,6 +277,8 @@ static void find_grant(spank_t spank)
 		return;
 	}
 	member.wanted = true;
+	member.stepd = getpid();
+	member.mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
 	if (!share_memory())
 		return;
 	if (granted == MURI_GRANTED)
@@ -361,19 +366,34 @@ static void open_devices(pid_t pid, uint32_t task)
 	member.told->task[task].ready = done == 1;
 }
 
+struct forked {
+	pid_t pid;
+	uint32_t task;
+};
+
+static void open_for(void *context)
+{
+	const struct forked *forked = context;
+
+	open_devices(forked->pid, forked->task);
+}
+
 void muri_member_forked(spank_t spank)
 {
-	uint32_t task;
-	pid_t pid;
+	struct forked forked;
 	int number;
 
 	if (!member.wanted || !member.told || member.told->why[0])
 		return;
 	if (spank_get_item(spank, S_TASK_ID, &number) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_TASK_PID, &pid) != ESPANK_SUCCESS || number < 0 || (uint32_t)number >= member.tasks)
+	    spank_get_item(spank, S_TASK_PID, &forked.pid) != ESPANK_SUCCESS || number < 0 || (uint32_t)number >= member.tasks)
 		return;
-	task = (uint32_t)number;
-	open_devices(pid, task);
+	forked.task = (uint32_t)number;
+	/* With SlurmdParameters=contain_spank this is a process of its own in the job's mount namespace. */
+	if (getpid() == member.stepd)
+		open_for(&forked);
+	else if (!muri_act_in(member.mounts, open_for, &forked))
+		fail("the job's mount namespace cannot be left");
 }
 
 static void set(spank_t spank, const char *name, const char *value, int overwrite)

@@ -270,6 +270,12 @@ bool muri_list_words(const char *words, struct muri_part part, char *out, size_t
 
 /* devices.c: opens for a task what another job can open. */
 
+/*
+ * Act in a mount namespace, in a child. In its job's own a user may have mounted anything over /dev and the cgroups, and
+ * Slurm can be told to call plugins there. False: the child could not enter it, or did not end well.
+ */
+bool muri_act_in(int mounts, void (*act)(void *), void *context);
+
 struct bpf_insn;
 
 enum {

@@ -160,6 +160,12 @@ def test_devices_are_found_in_order_and_once_and_links_are_not_followed(try_gran
     assert try_grant("devices", tmp_path / "absent") == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_what_a_user_mounted_in_the_jobs_namespace_hides_nothing(try_grant: Run, tmp_path: Path) -> None:
+    os.mknod(tmp_path / "nvidia0", stat.S_IFCHR, os.makedev(195, 0))
+    assert try_grant("within", tmp_path) == ["0", "1"]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_made_texts_break_no_parser(try_grant: Run, seed: int) -> None:
     assert try_grant("fuzz", seed, 20_000) == []

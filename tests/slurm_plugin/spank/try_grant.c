@@ -4,13 +4,18 @@
  *   try_grant comment TEXT | gpus TEXT | part COUNT MURI_STEP_GPUS TASK | numbers GPUS FIRST COUNT
  *   try_grant words TEXT FIRST COUNT | cgroup JOB CGROUP MOUNTINFO | devices DIRECTORY
  *   try_grant find JOB PID                 (of which kind the cgroup of a process of the job is)
+ *   try_grant within DIRECTORY             (mounts over it, and counts what is there: within this process, and outside)
  *   try_grant program DEVICE… -- DEVICE…   (c4:40: the answers of a program that refuses the first ones, run here)
  *   try_grant fuzz SEED ROUNDS             (every parser, with texts made of pieces of such texts)
  */
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <linux/bpf.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/sysmacros.h>
 
 #include "muri.h"
@@ -24,6 +29,12 @@ static uint32_t number(const char *text)
 	if (!muri_number(text, &value))
 		exit(USAGE);
 	return value;
+}
+
+static void broken(void)
+{
+	fprintf(stderr, "the program is broken\n");
+	abort();
 }
 
 static int show_comment(const char *text)
@@ -86,6 +97,28 @@ static int show_cgroup(uint32_t job, const char *lines, const char *mounts)
 	return 0;
 }
 
+static void count_there(void *directory)
+{
+	struct muri_devices devices;
+
+	printf("%d\n", muri_devices_below(directory, &devices) ? (int)devices.count : -1);
+	fflush(stdout);
+	muri_devices_free(&devices);
+}
+
+static int within(char *directory)
+{
+	int outside = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+
+	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mount("none", directory, "tmpfs", 0, NULL))
+		return 1;
+	count_there(directory);
+	if (!muri_act_in(outside, count_there, directory) || muri_act_in(-1, count_there, directory))
+		broken();
+	return 0;
+}
+
 static int find(uint32_t job, const char *pid)
 {
 	static const char *const answers[] = {"unclear", "none", "found"};
@@ -117,12 +150,6 @@ static struct muri_device device(const char *text)
 	if (sscanf(text, "%c%u:%u", &type, &of_driver, &own) != 3)
 		exit(USAGE);
 	return (struct muri_device){.type = type, .number = makedev(of_driver, own)};
-}
-
-static void broken(void)
-{
-	fprintf(stderr, "the program is broken\n");
-	abort();
 }
 
 /* Run the few instructions that a device program has, as the kernel does. */
@@ -272,6 +299,8 @@ int main(int count, char *words[])
 		return show_gpus(words[2]);
 	if (strcmp(verb, "devices") == 0)
 		return show_devices(words[2]);
+	if (strcmp(verb, "within") == 0)
+		return within(words[2]);
 	if (strcmp(verb, "program") == 0)
 		return show_program(count - 2, words + 2);
 	if (count < 4)
