@@ -109,7 +109,8 @@ static bool collect(int directory, int depth, struct muri_devices *devices)
 			continue;
 		if (fstatat(dirfd(entries), entry->d_name, &facts, AT_SYMLINK_NOFOLLOW))
 			continue;
-		if (S_ISDIR(facts.st_mode) && depth < DEEPEST)
+		/* In /dev/shm there are as many files as users like, what they mount, and no device. */
+		if (S_ISDIR(facts.st_mode) && depth < DEEPEST && !(facts.st_mode & S_IWOTH))
 			whole = collect(openat(dirfd(entries), entry->d_name,
 					       O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),
 					depth + 1, devices);

@@ -154,6 +154,10 @@ def test_devices_are_found_in_order_and_once_and_links_are_not_followed(try_gran
     ):  # fmt: skip
         os.mknod(path, kind, os.makedev(major, minor))
     (inner / "file").touch()
+    shared = inner.parent / "shm"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    os.mknod(shared / "users", stat.S_IFCHR, os.makedev(195, 99))
     (inner.parent / "link").symlink_to("../outside")
     (inner.parent / "loop").symlink_to(".")
     assert try_grant("devices", inner.parent) == ["b8:1", "c195:2", "c195:10", "c238:3", "c238:21"]
