@@ -443,8 +443,10 @@ void muri_member_task(spank_t spank)
 	    muri_part_of_task(member.gpus.count, member.each, (uint32_t)number, &part) &&
 	    set_variables(spank, part, (uint32_t)number))
 		return;
+	/* The first reason is told, and for it the job goes back. */
+	fail("the GPUs of the pilot job %u cannot be named to its programs", member.grant.pilot);
 	if (member.told)
-		why = member.told->why[0] ? member.told->why : "another task's grant failed";
+		why = member.told->why;
 	/* Slurm would ignore a failure of an `optional` plugin and run the program without its GPUs. */
 	dprintf(STDERR_FILENO, "muri: %s%s\n", why,
 		member.told && member.told->kept ? "" : "; the job goes back to the queue");
