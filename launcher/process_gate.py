@@ -15,6 +15,7 @@ from __future__ import annotations
 import array
 import contextlib
 import json
+import math
 import mmap
 import os
 import socket
@@ -67,8 +68,11 @@ def unpack_iteration(message: bytes) -> IterationRecord:
 
     Raises:
         struct.error: It has another length.
+        ValueError: A time is not a finite number.
     """
     _, iteration_s, *times_s = _ITERATION_MESSAGE.unpack(message)
+    if not all(map(math.isfinite, (iteration_s, *times_s))):
+        raise ValueError("an iteration's times must be finite")
     return IterationRecord(iteration_s, tuple(times_s[:STAGE_COUNT]), tuple(times_s[STAGE_COUNT:]))
 
 
@@ -76,9 +80,12 @@ def unpack_facts(message: bytes) -> dict[str, Any]:
     """Read the message of `ProcessGate.facts`.
 
     Raises:
-        ValueError: It is not a JSON object.
+        ValueError: It is not a JSON object with such facts.
     """
-    return dict(json_of(message[1:]))
+    facts = json_of(message[1:])
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(name, 0), int) for name in ("depth", "period")):
+        raise ValueError("these are no facts of a script")
+    return facts
 
 
 def make_page() -> tuple[int, mmap.mmap]:
@@ -244,9 +251,10 @@ def gate_from_environment(environment: Mapping[str, str]) -> ProcessGate | None:
 
 def _make(socket_fd: int, page_fd: int, traced: int) -> ProcessGate | None:
     with contextlib.suppress(OSError, ValueError):
+        # First: another program that has taken this process over may have files of its own under these numbers.
+        page = mmap.mmap(page_fd, PAGE_BYTES, prot=mmap.PROT_READ)
         main = socket.socket(fileno=socket_fd)
         main.set_inheritable(False)
-        page = mmap.mmap(page_fd, PAGE_BYTES, prot=mmap.PROT_READ)
         os.close(page_fd)
         return ProcessGate(main, page, traced=bool(traced))
     return None

@@ -157,7 +157,7 @@ class Measurement:
             )
             gpu_mem_gib = float(facts.get("gpu_mem_gib") or 0.0)
             result = None if self._course is None else self._course.result(gpu_mem_gib, detail)
-        except (ProfileError, TypeError, ValueError) as error:
+        except (ProfileError, OverflowError, TypeError, ValueError) as error:
             logger.warning("member %s: the measurement makes no sense: %s", self._session.member, error)
             return None
         if result is None:

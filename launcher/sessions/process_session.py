@@ -98,6 +98,7 @@ class ProcessSession(MemberSession):
         """Watch the script.
 
         Raises:
+            OSError: No file is left for that; the session has ended.
             RuntimeError: No thread is left for that; the session has ended.
         """
         self._on_end = on_end
@@ -105,12 +106,12 @@ class ProcessSession(MemberSession):
         if self._process.pid:
             with contextlib.suppress(ProcessLookupError):
                 take_short_turns(self._process.pid)
-        own, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _open_sockets.add(self._theirs)
         try:
+            own, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            _open_sockets.add(self._theirs)
             self._channels.open(own)
             threading.Thread(target=self._watch, name=f"process-{self.member}", daemon=True).start()
-        except RuntimeError:
+        except (OSError, RuntimeError):
             self._conclude(given_up=True)
             raise
 
@@ -338,7 +339,7 @@ class _Channel:
             with self._socket, contextlib.suppress(ConnectionError, WaitInterruptedError):
                 while self._serve_one():
                     pass
-        except (KeyError, struct.error, ValueError) as error:
+        except (KeyError, OSError, struct.error, ValueError) as error:
             logger.warning("member %s: its process sent what is not understood (%r)", self._owner.member, error)
         finally:  # a thread of the script may end within a stage
             for stage in self._held:
@@ -386,8 +387,9 @@ class _Channel:
             self._owner.arbiter.iteration_done(self._owner.member, record)
 
     def _note_facts(self, message: bytes) -> None:
+        facts = process_gate.unpack_facts(message)
         if self._owner.listener is not None:
-            self._owner.listener.note_facts(process_gate.unpack_facts(message))
+            self._owner.listener.note_facts(facts)
 
     def _note_exit(self, message: bytes) -> None:
         _, code = process_gate.EXIT_MESSAGE.unpack(message)
@@ -400,7 +402,7 @@ class _Channel:
     def _interval(self, message: bytes) -> None:
         _, stage, start_s, end_s, wait_s = process_gate.INTERVAL_MESSAGE.unpack(message)
         if self._owner.on_interval is not None:
-            self._owner.on_interval(stage, start_s, end_s, wait_s)
+            self._owner.on_interval(_known(stage), start_s, end_s, wait_s)
 
 
 class _MainChannel(_Channel):
@@ -417,12 +419,21 @@ class _MainChannel(_Channel):
         space = socket.CMSG_LEN(_FILE.size)
         message, files, _, _ = self._socket.recvmsg(process_gate.LARGEST_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
         for _, _, file in files:
-            self._owner.serve(_Channel(self._owner, socket.socket(fileno=_FILE.unpack(file)[0])))
+            number = _FILE.unpack(file)[0]
+            try:
+                channel = socket.socket(fileno=number)
+            except OSError:  # it is something else
+                os.close(number)
+                raise
+            self._owner.serve(_Channel(self._owner, channel))
         return message
 
 
 def _stage_of(message: bytes) -> int:
-    _, stage = process_gate.STAGE_MESSAGE.unpack(message)
+    return _known(process_gate.STAGE_MESSAGE.unpack(message)[1])
+
+
+def _known(stage: int) -> int:
     if stage >= STAGE_COUNT:
         raise ValueError(f"there is no stage number {stage}")
-    return int(stage)
+    return stage

@@ -1,6 +1,8 @@
 """The gate of a member's process and the runtime's end of it, over a real socket pair."""
 
+import errno
 import gc
+import math
 import mmap
 import os
 import signal
@@ -11,16 +13,19 @@ from collections.abc import Callable, Iterator
 from operator import le
 from pathlib import Path
 from types import FrameType
+from unittest.mock import Mock
 
 import pytest
 from member_gates import Gates, gates_of
 from polling import DEADLINE_S, until
 
 from muri.launcher import process_gate
+from muri.launcher.arbitration.arbiter import WaitInterruptedError
 from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.launcher.process_gate import ProcessGate, gate_from_environment
-from muri.launcher.sessions.process_session import Channels
+from muri.launcher.sessions.peer_process import PeerProcess
+from muri.launcher.sessions.process_session import Channels, ProcessSession
 
 LOAD, GPU = 0, 2
 
@@ -186,16 +191,64 @@ def test_nonsense_ends_the_channel_only(make: Callable[[str], Member], caplog: p
         bytes([process_gate.ACQUIRE]),
         bytes([process_gate.ACQUIRE, 9]),
         bytes([process_gate.ITERATION]) * 9,
+        process_gate.pack_iteration(IterationRecord(math.nan, (0.0,) * 4, (0.0,) * 4)),
+        process_gate.INTERVAL_MESSAGE.pack(process_gate.INTERVAL, 9, 0.0, 1.0, 0.0),
+        bytes([process_gate.FACTS]) + b"5",
+        bytes([process_gate.FACTS]) + b'{"depth": "deep"}',
     ):
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        Channels("1", one.arbiter, one.records.append, None).open(theirs)
+        Channels("1", one.arbiter, one.records.append, lambda *_: None).open(theirs)
+        own.settimeout(DEADLINE_S)
         own.send(message)
         assert own.recv(10) == b""
         own.close()
-    until(lambda: caplog.text.count("is not understood") == 4, "four warnings")
+    until(lambda: caplog.text.count("is not understood") == 8, "eight warnings")
     two.gate.acquire(GPU)
     assert two.holds(GPU)
     assert one.records == []
+
+
+def test_a_file_in_place_of_a_channel_ends_the_channels_and_is_closed(
+    make: Callable[[str], Member], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    one = make("1")
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    Channels("1", one.arbiter, one.records.append, None).open(theirs)
+    own.settimeout(DEADLINE_S)
+    path = tmp_path / "no-socket"
+    with path.open("wb") as file:
+        socket.send_fds(own, [bytes([process_gate.CHANNEL])], [file.fileno()])
+    assert own.recv(10) == b""
+    own.close()
+    until(lambda: caplog.text.count("is not understood") == 1, "a warning")
+    assert path.resolve() not in {each.resolve() for each in Path("/proc/self/fd").iterdir()}
+
+
+def test_a_session_that_finds_no_file_for_its_channel_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    arbiter, ends = FairArbiter(several_ranks=True), list[object]()
+    session = ProcessSession(Mock(job_id="1"), PeerProcess(0), arbiter, 0, lambda _session: False)
+    monkeypatch.setattr(socket, "socketpair", full)
+    with pytest.raises(OSError, match="Too many"):
+        session.start(ends.append)
+    assert ends == [session]
+    assert session.ended.is_set()
+    with pytest.raises(WaitInterruptedError):
+        arbiter.acquire("1", GPU)
+
+
+def test_a_program_that_replaces_the_script_keeps_files_that_have_the_gates_numbers() -> None:
+    own, theirs = socket.socketpair()
+    free = os.dup(own.fileno())
+    os.close(free)
+    assert gate_from_environment({process_gate.VARIABLE: f"{os.getpid()}:{own.fileno()}:{free}:0"}) is None
+    gc.collect()
+    own.send(b"open")
+    assert theirs.recv(10) == b"open"
+    own.close()
+    theirs.close()
 
 
 def test_only_the_process_that_is_meant_takes_the_gate() -> None:
