@@ -33,7 +33,7 @@ from muri.launcher.job.environment import (
 )
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.job.script import NAMELESS
-from muri.launcher.process_gate import gate_variables
+from muri.launcher.process_gate import gate_variables, is_gated
 from muri.launcher.protocol import ISOLATION_VARIABLE, PILOT_VARIABLE, AttachRequest
 from muri.launcher.run.client import (
     NoMemberError,
@@ -151,10 +151,10 @@ def run(
 
 def _run_here(python: ScriptPython, line: "PythonLine") -> int:
     """Run the script in this job: alone, or in turns with the members of a group."""
-    hooks, several_ranks = solo.wants_stages(os.environ), task_of(os.environ)[1] > 1
+    hooks, tells_end = solo.wants_stages(os.environ), task_of(os.environ)[1] > 1 or is_gated(os.environ)
     if hooks and python.why_too_old:
         raise UsageError(python.why_too_old)
-    runner = ["-m", "muri.launcher.script.solo"] if hooks or (several_ranks and not python.why_too_old) else []
+    runner = solo.RUNNER if hooks or (tells_end and not python.why_too_old) else ()
     module = ["-m"] if line.module else []
     command = [python.executable, *line.options, *runner, *module, line.target, *line.arguments]
     request = DryRunRequest.from_environment(os.environ)

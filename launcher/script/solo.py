@@ -99,6 +99,7 @@ def wants_stages(environment: Mapping[str, str]) -> bool:
 
 def main(arguments: list[str]) -> None:
     """Become the script: its sys.argv, sys.path and `__main__` are those of plain Python."""
+    gate_from_environment(os.environ)  # takes its files, which nothing that the script starts must inherit
     module = arguments[0] == "-m"
     target, *rest = arguments[1:] if module else arguments
     if not getattr(sys.flags, "safe_path", False):  # since Python 3.11

@@ -60,14 +60,23 @@ def send_home(connection: socket.socket, variables: dict[str, str]) -> socket.so
     return ours
 
 
-def test_a_script_gets_the_runtimes_variables_and_tells_how_it_ends(launcher: Launcher, runtime: Runtime) -> None:
-    member = launcher.member("101", launcher.script("import os, sys; print(os.environ['A']); sys.exit(300)"))
+@pytest.mark.parametrize("automatic", ["0", "1"])
+def test_a_script_gets_the_runtimes_variables_and_tells_how_it_ends(
+    launcher: Launcher, runtime: Runtime, automatic: str
+) -> None:
+    text = """
+        import os, sys
+        gate = int(os.environ["MURI_GATE"].split(":")[1])
+        print(os.environ["A"], os.get_inheritable(gate))
+        sys.exit(300)
+    """
+    member = launcher.member("101", launcher.script(text), MURI_AUTOMATIC=automatic)
     listener = Mock()
     channels = Channels("101", FairArbiter(), lambda _record: False, None, listener)
     channels.open(send_home(runtime.take(), {"A": "b"}))
     assert ends(member) == 44
     channels.close(DEADLINE_S)
-    assert launcher.out("101") == "b\n"
+    assert launcher.out("101") == "b False\n"
     listener.note_exit.assert_called_with(44)
 
 
