@@ -84,7 +84,7 @@ def unpack_facts(message: bytes) -> dict[str, Any]:
     """
     facts = json_of(message[1:])
     if not isinstance(facts, dict) or not all(isinstance(facts.get(name, 0), int) for name in ("depth", "period")):
-        raise ValueError("these are no facts of a script")
+        raise ValueError("these are not facts of a script")
     return facts
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from muri.group_spec import MemberSpec
 from muri.launcher import process_gate, protocol
@@ -235,19 +235,6 @@ def share_waiting_hint(arbiter: Arbiter) -> int:
     return page_fd
 
 
-class Listener(Protocol):
-    """Takes the messages of a process about itself."""
-
-    def note_facts(self, facts: dict[str, Any]) -> None:
-        """Take its facts (`launcher.script.script_facts`)."""
-
-    def note_exit(self, code: int) -> None:
-        """Take the exit code with which it is about to end."""
-
-    def note_out_of_memory(self) -> bool:
-        """Take note that its script ends for lack of GPU memory; whether others have shared the GPU."""
-
-
 _open_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
@@ -280,7 +267,7 @@ class Channels:
         arbiter: Arbiter,
         on_iteration: Callable[[IterationRecord], bool],
         on_interval: IntervalListener | None,
-        listener: Listener | None = None,
+        listener: ProcessSession | None = None,
     ) -> None:
         self.member: Final = member
         self.arbiter: Final = arbiter
