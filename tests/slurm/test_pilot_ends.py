@@ -26,8 +26,8 @@ def _site(name: str) -> Any:
 
 pytestmark = pytest.mark.parametrize("constrained_sandbox", [_site(name) for name in SITES], indirect=True)
 
-KILLS = int(os.environ.get("MURI_KILLS", "200"))
-"""On all sites together."""
+KILLS = int(os.environ.get("MURI_KILLS", "60"))
+"""On all sites together. 200 take eight minutes on two cores."""
 
 #: Slurm looks at limits once in a while, and tells a slurmd that was away late which jobs are to end.
 SLOW = {"slurmd killed", "its time limit"}
