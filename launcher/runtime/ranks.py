@@ -180,12 +180,11 @@ class Ranks:
         """Announce a session that is about to start."""
         self.arbiter.announce(request.job_id, session_key(request.environment))
 
-    def ended(self, session: MemberSession) -> None:
-        """Tell the other ranks that a session ended on this rank."""
+    def ended(self, session: MemberSession, key: str) -> None:
+        """Tell the other ranks that a session ended on this rank; `key` is its name on all of them."""
         member, code = session.member, session.exit_code
         if code is None:
             code = 0 if session.lost else BY_SIGNAL
-        key = self.arbiter.key_of(member)
         if self._leader is not None:
             self._note_left(0, member, key, code)
         else:

@@ -251,9 +251,10 @@ class Server:
     def _note_end(self, session: MemberSession) -> None:
         if self._factory.threads is not None:
             self._factory.threads.session_ended(session)
-        self._table.finish(session)
+        key = "" if self._ranks is None else self._ranks.arbiter.key_of(session.member)
+        self._table.finish(session)  # from now on the member's next session may begin, under another key
         if self._ranks is not None:
-            self._ranks.ended(session)
+            self._ranks.ended(session, key)
         logger.info("member %s ended with exit code %s", session.member, session.exit_code)
 
     def _reporter(self, connection: socket.socket) -> Callable[[MemberSession], None]:

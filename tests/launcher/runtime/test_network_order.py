@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from polling import DEADLINE_S, until
@@ -29,6 +31,7 @@ from muri.launcher.runtime.main import KEY_VARIABLE, PORT_VARIABLE, parse_place
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.network_order import Follower, Leader, RankedArbiter, session_key
 from muri.launcher.runtime.ranks import BY_SIGNAL, Ranks
+from muri.launcher.runtime.server import Server
 from muri.launcher.sessions.setup import MemberSession
 
 KEY = b"k" * 64
@@ -51,7 +54,8 @@ class Noting(Ranks):
 
     def fails(self, member: str, code: int | None, *, lost: bool = False) -> None:
         """End a member's session with an exit code."""
-        self.ended(cast(MemberSession, SimpleNamespace(member=member, exit_code=code, lost=lost)))
+        session = cast(MemberSession, SimpleNamespace(member=member, exit_code=code, lost=lost))
+        self.ended(session, self.arbiter.key_of(member))
 
 
 class Group:
@@ -342,6 +346,20 @@ def test_only_a_script_that_a_signal_ended_fails_without_an_exit_code(
     group.ranks[1].fails("1", 9)
     until(lambda: {failure[-1] for failure in group.failures} >= {9}, "the others to be told")
     assert {failure[-1] for failure in group.failures} - {9} == {told} - {0}
+
+
+def test_an_end_is_told_under_the_sessions_own_key_even_if_the_next_one_begins_at_once(tmp_path: Path) -> None:
+    ranks, table, session = Mock(place=Mock(rank=1)), Mock(), Mock(member="1")
+    ranks.arbiter.key_of.return_value = "this"
+
+    def begin_the_next(_session: object) -> None:
+        ranks.arbiter.key_of.return_value = "next"
+
+    table.finish.side_effect = begin_the_next
+    server = Server(tmp_path, table, Mock(threads=None), Mock(pilot_job="7"), Mock(), ranks)
+    server._note_end(session)
+    server.close()
+    ranks.ended.assert_called_once_with(session, "this")
 
 
 @pytest.fixture
