@@ -43,7 +43,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 LONGEST_SOCKET_PATH: Final = 107
 """The kernel's limit for the path of a Unix socket, in bytes."""
 
-RUNTIMES: Final = "runtime-*.sock"
+RUNTIMES: Final = "pilot-*.sock"
 """The sockets on which runtimes listen, in a run directory."""
 
 Frame = dict[str, Any]
@@ -213,13 +213,8 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
 
 
 def pilot_socket(run_dir: Path, pilot_job: str, rank: int | None = None) -> Path:
-    """Return the name under which members find the runtime of a pilot job; with a rank in a group of several ranks."""
+    """Return the socket on which the runtime of a pilot job listens; with a rank in a group of several ranks."""
     return run_dir / (f"pilot-{pilot_job}.sock" if rank is None else f"pilot-{pilot_job}.r{rank}.sock")
-
-
-def runtime_socket(run_dir: Path, pid: int) -> Path:
-    """Return the socket on which a runtime listens; the members' names lead to it."""
-    return run_dir / RUNTIMES.replace("*", str(pid))
 
 
 def require_short(path: Path) -> None:

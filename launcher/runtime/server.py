@@ -76,7 +76,7 @@ class SessionFactory:
 
 
 class Server:
-    """Listens under one socket in the run directory, and under the name by which members know their pilot job.
+    """Listens in the run directory, under the name by which members know their pilot job.
 
     Attributes:
         end_cause: Why the runtime ends, if it was not told to.
@@ -97,8 +97,7 @@ class Server:
         self._run_dir = run_dir
         self._ranks = ranks
         rank = None if ranks is None else ranks.place.rank
-        self._name = protocol.pilot_socket(run_dir, admission.pilot_job or protocol.NO_JOB, rank)
-        self._socket_path = protocol.runtime_socket(run_dir, os.getpid())
+        self._path = protocol.pilot_socket(run_dir, admission.pilot_job or protocol.NO_JOB, rank)
         self._table = table
         self._factory = factory
         self._closing = False
@@ -117,24 +116,21 @@ class Server:
         Raises:
             RendezvousError: The directory cannot be used, or another runtime serves the pilot job.
         """
-        for path in (self._name, self._socket_path):
-            protocol.require_short(path)
+        protocol.require_short(self._path)
         make_run_dir(self._run_dir)
         with protocol.publishing(self._run_dir):
             protocol.remove_stale_sockets(self._run_dir)
-            if self._name.is_symlink() or self._name.exists():
-                raise RendezvousError(f"another runtime already serves {self._name.name} in {self._run_dir}")
-            self._socket.bind(os.fspath(self._socket_path))
+            if os.path.lexists(self._path):
+                raise RendezvousError(f"another runtime already serves {self._path.name} in {self._run_dir}")
+            self._socket.bind(os.fspath(self._path))
             self._socket.listen(BACKLOG)
-            self._name.symlink_to(self._socket_path.name)
         os.register_at_fork(after_in_child=self._close_in_child)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def close(self) -> None:
         """Remove the name and accept no more members."""
         self._closing = True
-        for path in (self._name, self._socket_path):
-            path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

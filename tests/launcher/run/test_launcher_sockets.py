@@ -86,12 +86,8 @@ def a_server(run_dir: Path, pilot: str) -> Server:
     return Server(run_dir, nothing, nothing, AdmissionControl(pilot, nothing), nothing)
 
 
-def test_a_runtime_that_starts_does_not_remove_the_socket_of_one_that_starts_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runtime_that_starts_does_not_remove_the_socket_of_one_that_starts_too(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    numbers = itertools.count()
-    monkeypatch.setattr(protocol, "runtime_socket", lambda run_dir, pid: run_dir / f"runtime-{next(numbers)}.sock")
     first, second = (a_server(tmp_path, pilot) for pilot in ("901", "902"))
     starting = threading.Thread(target=second.start)
 
