@@ -218,27 +218,18 @@ def _require_pilot(membership: Membership, pilot: str) -> None:
         raise RuntimeLostError(f"pilot job {pilot}, which was to hold the job's GPUs, has ended")
 
 
-def require_no_group(
-    environment: Mapping[str, str], job_id: str, membership: Membership, clock: Clock = MACHINE_CLOCK
-) -> None:
-    """Ask the scheduler until it says that a job without a grant is in no group, and may run alone.
+def require_no_group(job_id: str, membership: Membership) -> None:
+    """Ask the scheduler whether a job without a grant is in no group, and may run alone.
 
     Raises:
         RuntimeLostError: The job is in a group, or that is not known.
-        UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
     """
-    end_s = clock() + attach_timeout_s(environment)
-    while True:
-        try:
-            place = membership.await_place(job_id)
-        except MuriError as error:
-            if clock() >= end_s:  # running alone could mean running without GPUs
-                raise RuntimeLostError(f"it is not known whether job {job_id} is in a group: {error}") from error
-            clock.sleep(_POLL_S)
-            continue
-        if place is not None:
-            pilot = f" of pilot job {place.pilot}" if place.pilot else ""
-            raise RuntimeLostError(
-                f"job {job_id} is in the group{pilot}, whose GPUs Muri's SPANK plugin has not opened for it here"
-            )
-        return
+    try:
+        place = membership.await_place(job_id)
+    except MuriError as error:  # running alone could mean running without GPUs
+        raise RuntimeLostError(f"it is not known whether job {job_id} is in a group: {error}") from error
+    if place is not None:
+        pilot = f" of pilot job {place.pilot}" if place.pilot else ""
+        raise RuntimeLostError(
+            f"job {job_id} is in the group{pilot}, whose GPUs Muri's SPANK plugin has not opened for it here"
+        )

@@ -179,7 +179,7 @@ def _run_in_group(job_id: str, line: "PythonLine") -> int | None:
         if pilot.isdecimal():
             return _attach(job_id, pilot, line, membership)
         if may_be_member(os.environ):
-            require_no_group(os.environ, job_id, membership())
+            require_no_group(job_id, membership())
     except RuntimeLostError as error:
         give_up(job_id, error, membership())
     except OutOfMemoryBesideOthersError as error:
@@ -199,7 +199,7 @@ def _attach(job_id: str, pilot: str, line: "PythonLine", membership: Callable[[]
         _share_plainly(str(error))
         return None
     except NoMemberError:
-        require_no_group(os.environ, job_id, membership())  # the variable may come from another job's environment
+        require_no_group(job_id, membership())  # the variable may come from another job's environment
         return None
     if isinstance(answer, int):
         return answer

@@ -135,26 +135,19 @@ def test_what_others_may_have_put_up_loses_the_runtime_at_once(
         assert clock() == 0.0
 
 
-def test_a_job_in_no_group_runs_alone_as_soon_as_that_is_known() -> None:
-    clock = VirtualClock()
-    require_no_group({}, "101", Scheduler(silent=12), clock)
-    assert clock() == 3.0
+def test_a_job_in_no_group_runs_alone() -> None:
+    require_no_group("101", Scheduler())
 
 
 @pytest.mark.parametrize(
     ("pilot", "named"), [("900", "the group of pilot job 900, whose GPUs"), ("", "the group, whos")]
 )
 def test_a_member_without_a_grant_does_not_run_here(pilot: str, named: str) -> None:
-    clock, scheduler = VirtualClock(), Scheduler(Place(pilot, MemberSpec("101")), silent=3)
     with pytest.raises(RuntimeLostError, match=f"job 101 is in {named}"):
-        require_no_group({}, "101", scheduler, clock)
-    assert clock() == 0.75
+        require_no_group("101", Scheduler(Place(pilot, MemberSpec("101"))))
 
 
-@pytest.mark.parametrize(("variables", "after_s"), [({}, 120.0), ({"MURI_ATTACH_TIMEOUT_S": "5"}, 5.0)])
-def test_a_job_of_which_nothing_is_known_does_not_run_here(variables: dict[str, str], after_s: float) -> None:
-    clock = VirtualClock()
+def test_a_job_of_which_nothing_is_known_does_not_run_here() -> None:
     with pytest.raises(RuntimeLostError, match="not known whether job 101 is in a group: no answer") as caught:
-        require_no_group(variables, "101", Scheduler(silent=10_000), clock)
+        require_no_group("101", Scheduler(silent=1))
     assert isinstance(caught.value.__cause__, MuriError)
-    assert clock() == after_s
