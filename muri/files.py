@@ -127,12 +127,19 @@ class RendezvousError(MuriError):
 
 
 def default_run_dir(environment: Mapping[str, str], site_run_dir: Path = SITE_RUN_DIR) -> Path:
-    """$MURI_RUN_DIR, else /run/muri/<uid> where root has made it, else /tmp/muri-<uid>."""
+    """$MURI_RUN_DIR, else /run/muri/<uid> where root has made it, else /tmp/muri-<uid>.
+
+    In a container that maps users to others, <uid> is still the one outside: the job's.
+    """
     explicit = environment.get(RUN_DIR_VARIABLE)
     if explicit:
         return Path(explicit)
-    made_by_root = site_run_dir / str(os.geteuid())
-    return made_by_root if made_by_root.is_dir() else Path(f"/tmp/muri-{os.geteuid()}")  # noqa: S108 (verified)
+    job_uid, uid = environment.get("SLURM_JOB_UID", ""), os.geteuid()
+    of_job = site_run_dir / job_uid
+    if job_uid.isdecimal() and of_job.is_dir() and of_job.stat().st_uid == uid:
+        return of_job
+    made_by_root = site_run_dir / str(uid)
+    return made_by_root if made_by_root.is_dir() else Path(f"/tmp/muri-{uid}")  # noqa: S108 (verified)
 
 
 def use_file(status: Path) -> Path:

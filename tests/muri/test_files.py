@@ -69,6 +69,15 @@ def test_the_one_that_root_has_made_comes_first(tmp_path: Path) -> None:
     assert default_run_dir({"MURI_RUN_DIR": "/elsewhere"}, tmp_path) == Path("/elsewhere")
 
 
+def test_a_container_that_maps_the_user_to_root_finds_the_one_of_the_jobs_user(tmp_path, monkeypatch):
+    of_job = tmp_path / "4711"
+    of_job.mkdir(mode=0o700)
+    assert default_run_dir({"SLURM_JOB_UID": "4711"}, tmp_path) == of_job
+    assert default_run_dir({"SLURM_JOB_UID": "../4711"}, tmp_path) == Path(f"/tmp/muri-{os.geteuid()}")
+    monkeypatch.setattr(os, "geteuid", lambda: of_job.stat().st_uid + 1)
+    assert default_run_dir({"SLURM_JOB_UID": "4711"}, tmp_path) == Path(f"/tmp/muri-{os.geteuid()}")
+
+
 def test_the_oldest_ends_for_one_more_and_each_after_a_time() -> None:
     clock = VirtualClock()
     newcomers = Newcomers(3, clock)
