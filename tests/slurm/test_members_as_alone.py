@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -16,22 +16,22 @@ from sandboxes import on_sites
 from sandbox import cgroups
 from sandbox.driver import Driver
 
-#: What lies in the folder of each job.
-FILES = {
-    # As nvidia-smi does, it fails where it finds no GPU.
-    "nvidia-smi": """\
+#: As nvidia-smi does, it fails where it finds no GPU.
+NVIDIA_SMI = """\
 #!/bin/sh
 opened=$({opens} | wc -l)
 echo "$opened GPU(s)"
 [ "$opened" != 0 ]
-""",
+"""
+#: What else lies in the folder of each job.
+FILES = {
     "train.py": """\
 import os, resource, signal, subprocess, sys, time
 import muri
 
 ending, *files = sys.argv[1:] or ["0"]
 print("training:", os.path.basename(os.getcwd()), os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("MINE"),
-      os.umask(0), resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.nice(0), sorted(os.sched_getaffinity(0)) != [],
+      os.umask(0), resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.nice(0),
       *(open(file).read().strip() for file in files), flush=True)
 subprocess.run("./nvidia-smi", check=True)
 if ending == "signaled":
@@ -89,8 +89,8 @@ def work(rank):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
     for _ in range(3):
         model(torch.ones(2, 4) * (rank + 1)).sum().backward()
-    if rank == 0:
-        print(model.module.weight.grad.tolist())
+    rank or print(model.module.weight.grad.tolist())
+    dist.destroy_process_group()
 
 if __name__ == "__main__":
     torch.multiprocessing.spawn(work, nprocs=2)
@@ -103,6 +103,20 @@ for line in range(100_000):
 sys.exit(3)
 """,
 }
+#: In it a user's script has another root: bind mounts of all folders but one.
+OTHER_ROOT = """\
+mkdir root
+cat > inside.sh <<'END'
+for each in /*; do
+    [ -L $each ] && cp -P $each root/
+    [ -L $each ] || [ $each = /srv ] || { mkdir root$each && mount --rbind $each root$each; }
+done
+exec chroot root sh -c 'cd "$0" && [ ! -e /srv ] && ./nvidia-smi && muri run train.py' "$PWD"
+END
+unshare --user --map-root-user --mount sh inside.sh
+code=$?
+rm -d root/* root && exit $code
+"""
 SIGNAL_WHEN_READY = "(until [ -e ready ]; do sleep 0.2; done; scancel {} --signal=USR1 $SLURM_JOB_ID) &\n"
 
 
@@ -113,7 +127,6 @@ class Case:
     script: str
     options: str = "--gres=gpu:1"
     code: str = "0:0"
-    python: bool = False
     grouped: bool = True
     """False: it need not be a member, as long as it is as alone."""
     tasks: tuple[int, ...] = ()
@@ -124,10 +137,8 @@ REQUESTS = ("-n1 --gres=gpu:1", "--gpus=1", "-G1", "--gpus-per-node=1", "--gpus-
 #: Habits of public batch scripts and reports, each of which once went wrong in a group; then those that never did.
 CASES = {
     "torchrun": Case("muri run -m torch.distributed.run --standalone --nproc_per_node=$SLURM_GPUS_ON_NODE train.py"),
-    "gpus-per-node": Case(
-        "srun -n1 ./nvidia-smi; srun muri run train.py", "--gpus-per-node=1 --ntasks-per-node=1"
-    ),
-    "variables": Case(
+    "gpus-per-node": Case("srun -n1 ./nvidia-smi; srun muri run train.py", "--gpus-per-node=1 --ntasks-per-node=1"),
+    "variables": Case(  # but for a member's NVIDIA_VISIBLE_DEVICES, which Slurm leaves to users
         "env | grep -oE '^(SLURM|SBATCH|CUDA|GPU|ROCR|NVIDIA|HIP)[A-Z_]*=' | grep -vE 'MURI|NVIDIA' | sort\n"
         "env | grep -E '^(SLURM_(CPUS|MEM|NTASKS|TASKS|NPROCS|JOB_CPUS|JOB_NUM|NNODES|GPUS)|SBATCH)[A-Z_]*=' | sort\n"
         "echo $CUDA_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL $(echo $SLURM_JOB_GPUS | wc -w)\n"
@@ -140,8 +151,7 @@ CASES = {
         "muri run /dev/fd/5 5<<< 'import os; os.write(3, b\"kept\")'"
     ),
     "two at once": Case(
-        "muri run train.py 3 > one & one=$!\nmuri run train.py 4 > other & other=$!\n"
-        "wait $one; echo $?\nwait $other; echo $?"
+        "muri run train.py 3 > 3 & a=$!\nmuri run train.py 4 > 4 & b=$!\nwait $a; echo $?\nwait $b; echo $?"
     ),
     "requeued task": Case(
         "[ $SLURM_ARRAY_TASK_ID$SLURM_RESTART_COUNT = 1 ] && exec muri run train.py requeued\n"
@@ -150,18 +160,21 @@ CASES = {
         tasks=(1, 2),
     ),
     "Python batch script": Case(
-        "import subprocess, sys\nsys.argv.append('trained')\nexec(open('other.py').read())", python=True, grouped=False
+        "#!/usr/bin/python3\nimport os, sys\nprint(os.environ.get('MURI_PILOT', 'none'), file=open('pilot', 'w'))\n"
+        "sys.argv.append('trained')\nexec(open('other.py').read())",
+        grouped=False,
     ),
     "in a comment": Case("# was: muri run train.py\npython3 other.py trained", grouped=False),
     "before and after": Case(
-        "set -e\n./nvidia-smi\npython3 other.py prepared\n"
-        "muri run train.py && python3 other.py evaluated", "--gres=gpu:1 -c4"
+        "set -e\n./nvidia-smi\npython3 other.py prepared\nmuri run train.py && python3 other.py evaluated",
+        "--gres=gpu:1 -c4",
     ),
     "srun with GPUs": Case(
-        "\n".join(f"srun {request} ./nvidia-smi" for request in REQUESTS) + "\nsrun -n1 --gres=gpu:1 muri run train.py"
+        "\n".join(f"srun -Q {request} ./nvidia-smi" for request in REQUESTS) + "\nsrun -Qn1 --gres=gpu:1 muri run train.py"
     ),
     "srun with CPUs": Case("srun -n1 -c 6 muri run train.py", "--gres=gpu:1 -c6"),
     "srun with memory": Case("srun --mem=8G muri run train.py", "--gres=gpu:1 --mem=8G"),
+    "another root": Case(OTHER_ROOT),
     "habits": Case(
         "umask 027\nulimit -n 777\nexport MINE=own\nmkdir sub\ncd sub\ncp ../nvidia-smi .\n"
         "exec nice -n 3 muri run ../train.py 7",
@@ -175,79 +188,76 @@ CASES = {
     "pipe": Case("echo piped | muri run train.py 42 /dev/stdin", code="42:0"),
     "much output": Case("exec muri run much.py", code="3:0"),
     "tee": Case("set -o pipefail\nmuri run train.py 9 | tee log", code="9:0"),
-    "signal to a step": Case(SIGNAL_WHEN_READY.format("")
-        + "srun muri run train.py signaled 2> err\n[ $? = 5 ] && rm err && exit 4", code="4:0"),
+    "signal to a step": Case(
+        SIGNAL_WHEN_READY.format("") + "srun muri run train.py signaled 2> err\n[ $? = 5 ] && rm err && exit 4",
+        code="4:0",
+    ),
     "signal to the shell": Case(
         "trap 'kill -USR1 $training' USR1\n" + SIGNAL_WHEN_READY.format("--batch")
         + "muri run train.py signaled & training=$!\nwait $training\nwait $training\nexit $?",
         code="5:0",
     ),
 }  # fmt: skip
-OF_DEVICES = ("variables", "Python batch script", "before and after", "srun with GPUs")
+PRIVATE_TMP = {
+    "private /tmp": Case(
+        "ls -A /tmp\ncut -d' ' -f5 /proc/self/mountinfo | grep -c '^/tmp$'\necho batch > /tmp/kept\n"
+        "muri run train.py 0 /tmp/kept\nsrun muri run train.py 0 /tmp/kept"
+    ),
+    "Python in a private /tmp": Case("cp train.py nvidia-smi /tmp\ncd /tmp\nexec muri run train.py 7", code="7:0"),
+}
+OF_DEVICES = ("variables", "Python batch script", "before and after", "srun with GPUs", "another root")
 
 UNPACK = """\
-import json, os, sys
-for path, (text, mode) in json.load(sys.stdin).items():
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT, mode), "w") as file:
-        file.write(text)
+import json, pathlib, sys
+for name, text in json.load(sys.stdin).items():
+    path = pathlib.Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
 """
 COLLECT = """\
-import json, os, sys
-found = {}
-for folder, _, names in os.walk(sys.argv[1]):
-    if not folder.endswith("__pycache__"):
-        for name in names:
-            path = os.path.join(folder, name)
-            found[os.path.relpath(path, sys.argv[1])] = open(path, encoding="latin-1").read()
-print(json.dumps(found))
+import json, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+files = [path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+print(json.dumps({str(path.relative_to(root)): path.read_text("latin-1") for path in files}))
 """
+FIRST = "#!/bin/bash\n[ -e pilot ] || echo ${MURI_PILOT-none} > pilot\nexport SLOW="
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bench:
     """Submits the cases from folders of their own and reads what they gave."""
 
     muri: MuriCluster
     cases: Mapping[str, Case]
 
-    @property
-    def driver(self) -> Driver:
-        return self.muri.driver
-
-    def write(self) -> None:
-        opens = opener(self.driver)
-        files: dict[str, tuple[str, int]] = {}
-        for where in ("alone", "grouped"):
-            for (name, case), slow in zip(self.cases.items(), cycle(("load", "propagate", "preprocess")), strict=False):
-                first = "#!/bin/bash\n[ -e pilot ] || echo ${MURI_PILOT-none} > pilot\n" + f"export SLOW={slow}\n"
-                if case.python:
-                    first = "#!/usr/bin/python3\nimport os\n"
-                    first += "print(os.environ.get('MURI_PILOT', 'none'), file=open('pilot', 'w'))\n"
-                script = first + case.script + "\n"
-                for file, text in {**FILES, "job": script}.items():
-                    files[f"/home/alice/{where}/{name}/{file}"] = (text.replace("{opens}", opens), 0o755)
+    def __post_init__(self) -> None:
+        self.driver, slow = self.muri.driver, cycle(("load", "propagate", "preprocess"))
+        self.slow = dict(zip(self.cases, slow, strict=False))
+        files = {"nvidia-smi": NVIDIA_SMI.format(opens=opener(self.driver)), **FILES}
+        written: dict[str, str] = {}
+        for name, case in self.cases.items():
+            script = case.script if case.script.startswith("#!") else f"{FIRST}{self.slow[name]}\n{case.script}"
+            for where in ("alone", "grouped"):
+                named = {**files, "job": f"{script}\n"}.items()
+                written |= {f"/home/alice/{where}/{name}/{file}": text for file, text in named}
         self.driver.run("rm", "-rf", "/home/alice/alone", "/home/alice/grouped", user="root")
-        self.driver.run("python3", "-c", UNPACK, user="alice", stdin=json.dumps(files))
+        self.driver.run("python3", "-c", UNPACK, stdin=json.dumps(written))
 
     def submit(self, where: str) -> dict[str, int]:
         jobs = {}
-        for (name, case), slow in zip(self.cases.items(), cycle(("load", "propagate", "preprocess")), strict=False):
-            options = ["-p", "gpu", "--nodelist=n2", "--job-name=one"]
-            if where == "grouped":
-                options = ["-p", "train", "--job-name=one", f"--muri=model={slow},batch-size=8,duration=2s"]
-            output = "out-%a" if case.tasks else "out"
-            folder = f"/home/alice/{where}/{name}"
-            jobs[name] = self.driver.submit(
-                *options, *case.options.split(), "-o", output, f"{folder}/job", chdir=folder
-            )
+        for name, case in self.cases.items():
+            mark = f"--muri=model={self.slow[name]},batch-size=8,duration=2s"
+            place = ["-p", "gpu", "--nodelist=n2"] if where == "alone" else ["-p", "train", mark]
+            folder, output = f"/home/alice/{where}/{name}", "--output=out-%a" if case.tasks else "--output=out"
+            options = [*place, *case.options.split(), output, "--job-name=one"]
+            jobs[name] = self.driver.submit(*options, f"{folder}/job", chdir=folder)
         return jobs
 
     def given(self, where: str, name: str, job: int) -> dict[str, Any]:
         """Wait for a case's end; its states, exit codes and restarts, and all its files by name."""
         names = [f"{job}_{task}" for task in self.cases[name].tasks] or [str(job)]
-        ended = [self.driver.wait_state(each) for each in names]
-        states = [[fields[key] for key in ("JobState", "ExitCode", "Restarts")] for fields in ended]
+        states = [[self.driver.wait_state(each)[key] for key in ("JobState", "ExitCode", "Restarts")] for each in names]
         told = self.driver.run("python3", "-c", COLLECT, f"/home/alice/{where}/{name}", user="root").stdout
         files: dict[str, str] = json.loads(told)
         for file in files.keys() & {"out"}:  # the only word that a member's output has of Muri
@@ -258,13 +268,12 @@ class Bench:
 def compare(muri: MuriCluster, cases: Mapping[str, Case]) -> None:
     """Run the cases alone and, at the same time, on one GPU with another member that is at work all the time."""
     bench = Bench(muri, cases)
-    bench.write()
     muri.know_profiles(gpu_type="tesla")
     muri.occupy(on="login")
     wrong: dict[str, Any] = {}
 
     def look(name: str) -> None:
-        expected, given = bench.given("alone", name, alone[name]), bench.given("grouped", name, grouped[name])
+        expected, given = (bench.given(where, name, jobs[name]) for where, jobs in submitted.items())
         was_member = expected.pop("pilot"), given.pop("pilot")[:-1].isdigit() or not cases[name].grouped
         differing = {key for key in expected | given if expected.get(key) != given.get(key)}
         if differing or was_member != ("none\n", True) or expected["states"][-1][1] != cases[name].code:
@@ -273,13 +282,11 @@ def compare(muri: MuriCluster, cases: Mapping[str, Case]) -> None:
     with ExitStack() as company:
         company.enter_context(muri.training("synchronize"))
         muri.submit("synchronize")
-        alone, grouped = bench.submit("alone"), bench.submit("grouped")
+        submitted = {where: bench.submit(where) for where in ("alone", "grouped")}
         company.enter_context(muri.controller())
-        for name in [name for name, case in cases.items() if not case.tasks]:
-            look(name)
-        # A requeued job waits for a GPU of its own.
-        muri.driver.run("rm", "-f", "/home/alice/keep-synchronize", user="root")
-        for name in [name for name, case in cases.items() if case.tasks]:
+        for name in sorted(cases, key=lambda name: cases[name].tasks):
+            if cases[name].tasks:  # a requeued one waits for a GPU of its own
+                muri.driver.run("rm", "-f", "/home/alice/keep-synchronize", user="root")
             look(name)
     assert wrong == {}, json.dumps(wrong, indent=1)
 
@@ -294,3 +301,49 @@ def test_each_case_gives_in_a_group_what_it_gives_alone(site: Driver) -> None:
 @on_sites("forky-v2")
 def test_with_devices_constrained_by_cgroups_v2_too(site: Driver) -> None:
     compare(MuriCluster(site), {name: CASES[name] for name in OF_DEVICES})
+
+
+#: How a site gives each job a /tmp of its own.
+TMPFS = {"forky": "NamespaceType=namespace/tmpfs", "trixie": "JobContainerType=job_container/tmpfs"}
+
+#: Linux 6.18 numbers namespaces by CPU and keeps only those with a higher number than the keeper's: a node's slurmd
+#: has to make them all on a CPU where that holds.
+KEEP_NAMESPACES = """\
+touch /run/kept
+for cpu in $(seq 0 $(($(nproc --all) - 1))); do
+    if taskset -c $cpu unshare --mount=/run/kept true; then
+        umount /run/kept
+        exec taskset -apc $cpu $(cat /run/slurmd-$1.pid)
+    fi
+done
+exit 1
+"""
+
+
+@constrained
+@on_sites("forky", "trixie")
+def test_on_a_site_whose_jobs_have_a_tmp_of_their_own(site: Driver) -> None:
+    """By Slurm's own plugin, which gives each job a mount namespace."""
+    own, nodes = site.read("/etc/slurm/slurm.conf"), ("n1", "n2")
+
+    def started() -> int:
+        logs = (site.read(f"/var/log/slurmd-{node}.log", on=node) for node in nodes)
+        return sum(log.count("Relinquishing control") for log in logs)
+
+    def reconfigure(conf: str) -> None:
+        before = started()
+        files = {"slurm.conf": conf, "job_container.conf": "AutoBasePath=true\nBasePath=/var/lib/tmp-of-jobs\n"}
+        for name, host in product(files, ("ctl", *site.instance.host_names)):
+            site.write(f"/etc/slurm/{name}", files[name], user="root", mode="0644", on=host)
+        site.run("scontrol", "reconfigure", user="root")
+        site.wait_until(lambda: started() == before + len(nodes), "the nodes' new slurmds")
+        site.wait_until(lambda: "State=IDLE " in site.run("scontrol", "show", "node", "n1").stdout, "an idle node")
+
+    with ExitStack() as stack:
+        stack.callback(reconfigure, own)
+        stack.callback(site.cancel_all)
+        reconfigure(f"{own}{TMPFS[site.instance.suite]}\nPrologFlags=Contain\n")
+        for node in nodes:
+            site.run("sh", "-c", KEEP_NAMESPACES, "sh", node, user="root", on=node)
+        compare(MuriCluster(site), PRIVATE_TMP)
+        assert [site.run("test", "-e", "/tmp/kept", check=False, on=node).returncode for node in nodes] == [1, 1]
