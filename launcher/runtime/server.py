@@ -291,7 +291,7 @@ class Server:
             while (frame := protocol.receive(raw)) is not None:
                 if frame["type"] == "signal":
                     session.deliver(int(frame["signum"]))
-        except (OSError, ProtocolError) as error:
+        except (OSError, ProtocolError, KeyError, TypeError, ValueError) as error:
             logger.warning("connection of member %s: %s", session.member, error)
         session.client_pid = 0
         if not session.ended.is_set():

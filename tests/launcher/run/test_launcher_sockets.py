@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import socket
 import threading
 from contextlib import nullcontext
@@ -108,6 +109,20 @@ def test_a_runtime_that_starts_does_not_remove_the_socket_of_one_that_starts_too
         assert connection is not None, pilot
         connection.close()
         server.close()
+
+
+@pytest.mark.parametrize("frame", [{"type": "signal"}, {"type": "signal", "signum": "x"}])
+def test_a_frame_without_a_signal_ends_the_connection_and_the_thread(tmp_path: Path, frame: protocol.Frame) -> None:
+    session = Mock(member="101", checkpointed=False)
+    session.ended.is_set.return_value = False
+    server = a_server(tmp_path, "900")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        protocol.send(theirs, frame)
+        server._listen(ours, session)
+    session.deliver.assert_not_called()
+    session.end.assert_called_once_with(signal.SIGTERM)
+    server.close()
 
 
 def test_a_member_for_whom_no_thread_is_left_hears_so_and_the_next_is_served(
