@@ -150,5 +150,5 @@ def test_a_made_environment_is_not_read_without_end(count: Count) -> None:
         found = count("", uid=os.geteuid())
         process.kill()
     if done != "0\n":
-        pytest.skip("this kernel does not let a process choose what it shows")
+        pytest.skip("this kernel does not let a process choose its own environment")
     assert found == 0
