@@ -1,4 +1,4 @@
-"""Whatever its script does, a member of a group gives what it gives alone: output, files, exit code and state."""
+"""A script gives the same in a group as alone, whatever it does: output, files, exit code and state."""
 
 import json
 import re
@@ -170,7 +170,7 @@ CASES = {
         "--gres=gpu:1 -c4",
     ),
     "srun with GPUs": Case(
-        "\n".join(f"srun -Q {request} ./nvidia-smi" for request in REQUESTS) + "\nsrun -Qn1 --gres=gpu:1 muri run train.py"
+        "".join(f"srun -Q {each} ./nvidia-smi\n" for each in REQUESTS) + "srun -Qn1 --gres=gpu:1 muri run train.py"
     ),
     "srun with CPUs": Case("srun -n1 -c 6 muri run train.py", "--gres=gpu:1 -c6"),
     "srun with memory": Case("srun --mem=8G muri run train.py", "--gres=gpu:1 --mem=8G"),
@@ -226,7 +226,7 @@ FIRST = "#!/bin/bash\n[ -e pilot ] || echo ${MURI_PILOT-none} > pilot\nexport SL
 
 @dataclass
 class Bench:
-    """Submits the cases from folders of their own and reads what they gave."""
+    """Submits the cases from folders of their own and reads their output and files."""
 
     muri: MuriCluster
     cases: Mapping[str, Case]
