@@ -109,7 +109,7 @@ static bool collect(int directory, int depth, struct muri_devices *devices)
 			continue;
 		if (fstatat(dirfd(entries), entry->d_name, &facts, AT_SYMLINK_NOFOLLOW))
 			continue;
-		/* In /dev/shm there are as many files as users like, what they mount, and no device. */
+		/* /dev/shm has as many files as users like, and their mounts, but no device. */
 		if (S_ISDIR(facts.st_mode) && depth < DEEPEST && !(facts.st_mode & S_IWOTH))
 			whole = collect(openat(dirfd(entries), entry->d_name,
 					       O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),

@@ -218,7 +218,7 @@ static bool is_task_of(pid_t pid, uint32_t job, const char *node)
 	/* A shell of salloc's has no node, and several slurmds may share a machine. */
 	snprintf(on_node, sizeof(on_node), "SLURMD_NODENAME=%s", node);
 	file = fopen(name, "re");
-	/* A process can make what it shows here as large as its memory, and this runs as root under the lock. */
+	/* A process can make this file as large as its memory, and root reads it here under the lock. */
 	for (size_t left = MOST_ENVIRONMENT; file && left && !(is_job && is_here); left--) {
 		int byte = getc(file);
 
