@@ -263,20 +263,25 @@ static void end_members(struct keeper *keeper)
 		poll(NULL, 0, LOOK_MS);
 }
 
+/* Remove a grant that no process has any more. With processes left the next end, or prolog, must find it. */
+static void remove_unused(struct keeper *keeper, struct muri_grant *grant)
+{
+	int lock = muri_node_lock(keeper->node);
+
+	if (still_given(keeper->node, grant) && !muri_processes(grant, keeper->name, false))
+		muri_grant_remove(keeper->node, grant->job);
+	if (lock >= 0)
+		close(lock);
+}
+
 /* A member's job has ended; what has outlived it, for example its killed slurmstepd, does not keep the GPU. */
 static void end_own_grant(struct keeper *keeper, struct muri_grant *own)
 {
 	int64_t until_ms = now_ms() + LEFTOVER_MS;
-	int lock;
 
 	while (processes_of(keeper, own, true) && now_ms() < until_ms)
 		poll(NULL, 0, LOOK_MS);
-	lock = muri_node_lock(keeper->node);
-	/* With processes left the pilot's end must find the grant. */
-	if (still_given(keeper->node, own) && !muri_processes(own, keeper->name, false))
-		muri_grant_remove(keeper->node, own->job);
-	if (lock >= 0)
-		close(lock);
+	remove_unused(keeper, own);
 }
 
 /* List the jobs with a grant from this one, or from any with 0; NULL without any, or with -1 in `count`. */
@@ -334,6 +339,8 @@ void muri_end_job(int node, const char *name, uint32_t job, const struct muri_en
 		end_own_grant(&keeper, &own);
 	if (keeper.count)
 		end_members(&keeper);
+	for (size_t i = 0; i < keeper.count; i++)
+		remove_unused(&keeper, &keeper.members[i].grant);	/* its own epilog may never run */
 	free(keeper.members);
 }
 

@@ -13,6 +13,7 @@ from sandboxes import SITE, emptied, start
 
 from sandbox import cgroups
 from sandbox.driver import Driver
+from sandbox.support import SPANK_TARGET
 
 SITES = {"forky": ("forky", "v1"), "trixie": ("trixie", "v1"), "forky-v2": ("forky", "v2")}
 
@@ -64,6 +65,25 @@ def test_a_node_that_is_set_down_and_comes_back_at_once_gives_nothing_away_that_
     for member in group.members:
         ends.driver.wait_until(lambda member=member: int(ends.driver.job(member)["Restarts"]) > 0, f"{member} back")
     ends.driver.wait_until(lambda: ends.holders() == [], "closed GPUs")
+
+
+def test_processes_that_an_epilog_left_end_before_the_next_job_starts(ends: PilotEnds) -> None:
+    group, plugin = ends.start(ends.nodes[0], "ignores", "daemon"), str(SPANK_TARGET)
+    ends.root(f"scontrol update nodename={group.node} state=drain reason=test")
+    ends.root(f"mv {plugin} {plugin}.away", on=group.node)
+    try:
+        WAYS["all slurmstepds killed"](ends, group)
+        ends.driver.run("scancel", *map(str, group.members))
+        for job in (group.pilot, *group.members):
+            ends.driver.wait_state(job, "CANCELLED")
+        shown = f"squeue --noheader --nodelist={group.node} --states=all --format=%t"
+        ends.driver.wait_until(lambda: "CG" not in ends.root(shown), "the end of all epilogs")
+    finally:
+        ends.root(f"mv {plugin}.away {plugin}", on=group.node)
+    assert {each.split()[0] for each in ends.holders()} == {group.node}
+    ends.root(f"scontrol update nodename={group.node} state=resume")
+    ends.next_had_them_alone(group)
+    assert ends.holders() == []
 
 
 def kill_often(ends: PilotEnds, node: str, times: int) -> int:

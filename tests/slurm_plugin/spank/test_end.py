@@ -231,6 +231,7 @@ def test_the_next_jobs_prolog_ends_what_an_epilog_left(node: Node, try_end: Path
     assert process.wait(60) == -signal.SIGKILL
     assert sorted(node.asked.read_text().splitlines()) == [f"{MEMBER} hold", "ended 5?", "ended 6?"]
     assert {path.name for path in node.place.glob("job-*")} == {"job-6"}
+    assert node.grants() == {"grant-8"}  # the next prolog asks no more about the one that ended
 
 
 def test_a_prolog_asks_nothing_where_no_other_job_has_shared(node: Node, try_end: Path, job: JobCgroup) -> None:
