@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -138,18 +139,30 @@ def declare_checkpoint(job_id: str, run: int) -> None:
 def _call(what: str, job_id: str, run: int) -> int:
     command = [*own_command(os.environ, MODULE), what, job_id, str(run)]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            limit = threading.Timer(_LIMIT_S, process.kill)
+            limit.start()
+            complaint = _pass_on(process)
+            words = process.communicate()[0].split()
+            limit.cancel()
+    except OSError as error:
         raise SchedulerCallError(f"{command[0]}: {error}") from error
-    words = done.stdout.split()
-    code = int(words[-1]) if words else done.returncode or 1  # 0 where the script ignores SIGCHLD, whatever it was
+    code = int(words[-1]) if words else process.returncode or 1  # 0 where the script ignores SIGCHLD, whatever it was
     if code not in (DONE, NOT_DONE):
-        complaint = done.stderr.strip().splitlines() or [f"{command[0]} ended with exit code {code}"]
-        raise SchedulerCallError(complaint[-1])
-    sys.stderr.write(done.stderr)
+        raise SchedulerCallError(complaint or f"{command[0]} ended with exit code {code}")
     return code
+
+
+def _pass_on(process: subprocess.Popen[str]) -> str:
+    """Pass on at once what is said to the job's user, whom Slurm may soon end; return the last line of all."""
+    line = ""
+    for line in process.stderr or ():
+        if line.startswith("muri:"):
+            sys.stderr.write(line)
+            sys.stderr.flush()
+    return line.strip()
 
 
 def answer(arguments: Sequence[str]) -> int:

@@ -38,7 +38,7 @@ SPECIAL = {
     "--gpus-per-socket=1 --sockets-per-node=1": ("--gpus-per-socket", "--sockets-per-node"),
     "--gres=gpu:1 --exclusive": ("--exclusive",),
     "--gres=gpu:1 --exclusive=user": ("--exclusive=user",),
-    "--gres=gpu:1 --oversubscribe": ("--oversubscribe",),
+    "--gres=gpu:1 --oversubscribe": (),
     "--gres=gpu:1 --cpus-per-gpu=2": ("--cpus-per-gpu",),
     "--gres=gpu:1 --mem-per-gpu=1G": ("--mem-per-gpu",),
     "--gres=gpu:1 --mem=0": ("--mem",),

@@ -56,16 +56,6 @@ def test_a_directory_that_another_user_took_sends_jobs_back_and_fails_none(muri:
     assert all(muri.output(job).count("started") == 1 for job in jobs)
 
 
-@pytest.mark.usefixtures("no_run_dirs")
-def test_without_the_plugin_they_meet_in_a_directory_of_their_own_in_tmp(muri: MuriCluster) -> None:
-    with muri.training():
-        jobs, _ = muri.start_group(*STAGES[:2])
-        assert modes(muri.driver, SQUATTED) == ["alice 700"]
-    assert [muri.driver.wait_state(job)["JobState"] for job in jobs] == ["COMPLETED"] * 2
-    muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot job")
-    muri.driver.run("rm", "-r", SQUATTED, user="root")
-
-
 def test_users_learn_about_their_own_jobs_and_read_nothing_else(muri: MuriCluster) -> None:
     muri.know_profiles()
     muri.driver.submit("-p", "train", "--gres=gpu:1", "--wrap=sleep 60")

@@ -125,11 +125,11 @@ def test_without_a_cgroup_tasks_are_known_by_how_they_were_started(count: Count)
 
 
 #: A process may show any part of its memory as its environment, here 9 MiB without an end before the words that count.
-LARGE_ENVIRONMENT = """
+LARGE_ENVIRONMENT = f"""
 import ctypes, mmap, struct, time
 libc = ctypes.CDLL(None)
 libc.sbrk.restype = ctypes.c_void_p
-words = b"\\0SLURM_JOB_ID=7\\0SLURMD_NODENAME=n1\\0"
+words = b"\\0SLURM_JOB_ID=7\\0SLURMD_NODENAME={NODE}\\0"
 memory = mmap.mmap(-1, 9 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory[:] = b"x" * (len(memory) - len(words)) + words
 start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
