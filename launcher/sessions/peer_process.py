@@ -5,6 +5,7 @@ import ctypes
 import os
 import select
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -32,11 +33,12 @@ class PeerProcess:
     """
 
     def __init__(self, pid: int) -> None:
-        self._file: Final = _open_pidfd(pid)
+        self._file = _open_pidfd(pid)
         self._begun: Final = _begun(pid)
         self.pid: Final = pid if self._file >= 0 or self._begun else 0
-        if self._file >= 0:
-            weakref.finalize(self, os.close, self._file)
+        self._closed = False
+        self._lock = threading.Lock()  # a file that is closed may get its number for another process
+        self._close_file = weakref.finalize(self, os.close, self._file) if self._file >= 0 else None
 
     @classmethod
     def of(cls, connection: socket.socket) -> "PeerProcess":
@@ -50,23 +52,37 @@ class PeerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended; False where it cannot be seen."""
-        return self._ends_within(0) if self._file >= 0 else self.pid > 0 and _begun(self.pid) != self._begun
+        """Whether it has ended, or is not watched any more; False where it cannot be seen."""
+        with self._lock:
+            return self._closed or self._has_ended()
+
+    def _has_ended(self) -> bool:
+        return _ends_within(self._file, 0) if self._file >= 0 else self.pid > 0 and _begun(self.pid) != self._begun
+
+    def close(self) -> None:
+        """Watch it no more."""
+        with self._lock:
+            self._closed = True
+            if self._close_file is not None:
+                self._close_file()
 
     def wait(self) -> None:
         """Wait for its end; only for a process that can be seen."""
         if self._file >= 0:
-            self._ends_within(None)
+            _ends_within(self._file, None)
         while not self.has_ended:
             time.sleep(_POLL_S)
 
     def send(self, number: int) -> None:
         """Send it a signal; nothing happens once it has ended, or where it cannot be seen."""
-        if self._file >= 0:
-            _libc.syscall(_PIDFD_SEND_SIGNAL, self._file, number, None, 0)
-        elif self.pid and not self.has_ended:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+        with self._lock:
+            if self._closed:
+                return
+            if self._file >= 0:
+                _libc.syscall(_PIDFD_SEND_SIGNAL, self._file, number, None, 0)
+            elif self.pid and not self._has_ended():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
 
     def family(self) -> "Iterator[PeerProcess]":
         """The processes that it has started, and those that these have started."""
@@ -86,10 +102,11 @@ class PeerProcess:
             raise ProcessLookupError("the process has ended")
         return file
 
-    def _ends_within(self, timeout_ms: int | None) -> bool:
-        watched = select.poll()
-        watched.register(self._file, select.POLLIN)
-        return bool(watched.poll(timeout_ms))
+
+def _ends_within(file: int, timeout_ms: int | None) -> bool:
+    watched = select.poll()
+    watched.register(file, select.POLLIN)
+    return bool(watched.poll(timeout_ms))
 
 
 def _open_pidfd(pid: int) -> int:

@@ -224,6 +224,8 @@ class ProcessSession(MemberSession):
         self._channels.close(LAST_WORDS_S)
         self.exit_code = None if given_up else self._told_code
         self.client_pid = 0
+        if not given_up:  # the table keeps sessions that have ended
+            self._process.close()
         self.ended.set()
         self._on_end(self)
 

@@ -113,6 +113,25 @@ def test_a_process_that_cannot_be_seen_ends_with_its_channel() -> None:
     until(lambda: ended == [session], "the word of its end")
 
 
+def watched_processes() -> int:
+    """The files of this process that stand for processes."""
+    return sum("pidfd" in os.path.realpath(file) for file in Path("/proc/self/fd").iterdir())
+
+
+def test_a_session_that_has_ended_watches_nothing_however_long_it_is_remembered(
+    sleeper: "subprocess.Popen[str]",
+) -> None:
+    child_of(sleeper)
+    before = watched_processes()
+    session, gate, ended = a_session(PeerProcess(sleeper.pid), FairArbiter())
+    gate.close()
+    sleeper.kill()
+    until(lambda: ended == [session], "its end")
+    assert watched_processes() == before
+    session.deliver(signal.SIGUSR1)
+    assert session.is_over
+
+
 def test_a_session_that_is_given_up_ends_once_and_its_process_goes_on(sleeper: "subprocess.Popen[str]") -> None:
     child_of(sleeper)
     session, gate, ended = a_session(PeerProcess(sleeper.pid), FairArbiter())
