@@ -124,9 +124,10 @@ static void hurry(struct keeper *keeper, int64_t ms)
 static void take_answers(struct keeper *keeper)
 {
 	uint32_t number;
-	ssize_t size;
+	ssize_t size = -1;
 
-	while ((size = read(keeper->answers, &number, sizeof(number))) == (ssize_t)sizeof(number)) {
+	while (keeper->answers >= 0 &&
+	       (size = read(keeper->answers, &number, sizeof(number))) == (ssize_t)sizeof(number)) {
 		struct member *member = &keeper->members[number];
 		int64_t at_ms = now_ms() + keeper->end->grace_ms;
 
@@ -291,14 +292,9 @@ static uint32_t *list_grants(int node, uint32_t pilot, ssize_t *count)
 
 	*count = FIRST_MOST;
 	for (size_t most = FIRST_MOST; (size_t)*count == most && most < MOST_GRANTS; most *= 2) {
-		uint32_t *larger = realloc(jobs, 2 * most * sizeof(*jobs));
-
-		if (!larger) {
-			*count = -1;
-			break;
-		}
-		jobs = larger;
-		*count = muri_grants_of(node, pilot, jobs, 2 * most);
+		free(jobs);
+		jobs = calloc(2 * most, sizeof(*jobs));
+		*count = jobs ? muri_grants_of(node, pilot, jobs, 2 * most) : -1;
 	}
 	if (*count > 0)
 		return jobs;

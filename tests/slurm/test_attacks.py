@@ -213,8 +213,8 @@ def group(site: SiteCluster, *options: str) -> tuple[list[int], int]:
 
 
 def test_a_runtime_answers_nobody_but_its_user_and_nothing_stops_its_jobs(site: SiteCluster) -> None:
-    jobs, _ = group(site)
-    call = ("python", "-c", FRAMES, f"/run/muri/1001/job-{jobs[0]}.sock")
+    jobs, pilot = group(site)
+    call = ("python", "-c", FRAMES, f"/run/muri/1001/pilot-{pilot}.sock")
     assert "PermissionError" in site.driver.run(*call, user="bob", check=False).stderr
     assert "Permission denied" in shell(site, "ls /run/muri/1001", "bob")
     assert site.driver.run(*call, user="root").stdout.count("belongs to user id 0, not to 1001") == 9

@@ -32,7 +32,7 @@ def test_the_place_of_the_notes_is_roots(ends: PilotEnds) -> None:
         f"touch {PLACE}/grant-1",
         f"rm -f {note}",
         f"ln -s /home/alice {PLACE}/job-99",
-        f"mv {PLACE} /tmp/mine",
+        f"mv {PLACE} /tmp/the-place-of-notes",
         "mkdir /run/muri/node/n9",
         "mv /run/muri/node /run/muri/other",
         f"flock {PLACE}/lock true",
