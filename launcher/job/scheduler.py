@@ -156,7 +156,7 @@ def _call(what: str, job_id: str, run: int) -> int:
 
 
 def _pass_on(process: subprocess.Popen[str]) -> str:
-    """Pass on at once what is said to the job's user, whom Slurm may soon end; return the last line of all."""
+    """Pass on at once what is said to the user, before Slurm may end this job; return the last line of all."""
     line = ""
     for line in process.stderr or ():
         if line.startswith("muri:"):

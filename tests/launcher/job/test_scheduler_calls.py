@@ -1,4 +1,4 @@
-"""What a script's process asks the scheduler, and what its user reads of that."""
+"""A script asks the scheduler, and its user reads the answer."""
 
 import os
 import subprocess
