@@ -121,6 +121,12 @@ class NodeLoad:
         return -(-cpus // self.core_cpus) * self.core_cpus
 
 
+def lack_of_room(loads: Iterable[NodeLoad], needs: Sequence[Need], layers: int, *, counts_mem: bool) -> str:
+    """Return which of these nodes lacks room for jobs on each of them, and what it lacks, "" where none does."""
+    found = ((load.name, load.why_not(needs, layers, counts_mem=counts_mem)) for load in loads)
+    return next((f"{name} {why}" for name, why in found if why), "")
+
+
 class Layers:
     """How many jobs may share a CPU, by partition."""
 
@@ -138,7 +144,7 @@ class Layers:
         return job.oversubscribe and self.of(job.partition) > 1
 
     def count_running(self, jobs: Iterable[Job], loads: Mapping[str, NodeLoad]) -> None:
-        """Say of nodes whose CPUs are given out how they are shared; only where a partition allows that."""
+        """Note the jobs that share CPUs, and the ordinary ones, on each node; nothing where no partition shares any."""
         if not self._most:
             return
         running = [job for job in jobs if job.nodes and job.cpu_count and job.state in _HOLDING]

@@ -13,7 +13,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, ReleaseSolo, StartGroup, started
 from muri.slurm_plugin.planning.asking import Settled
 from muri.slurm_plugin.planning.gathered import Gathered
-from muri.slurm_plugin.planning.node_loads import Layers, Need, NodeLoad, need_of
+from muri.slurm_plugin.planning.node_loads import Layers, Need, NodeLoad, lack_of_room, need_of
 from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import has_a_task_per_gpu, may_join
 from muri.slurm_plugin.planning.site_limits import SiteRoom
@@ -38,15 +38,12 @@ class NodeRoom:
     def expect_plain(self, job: Job, gpus: Sequence[NodeShare]) -> None:
         """Note where the plan counts a job that starts without a pilot."""
         if not self._layers.shares(job):
-            for share in gpus:
-                if share.node in self._loads:
-                    self._loads[share.node].ordinary = True
+            for load in self._loads_at(gpus):
+                load.ordinary = True
 
     def take_alone(self, job: Job, gpus: Sequence[NodeShare]) -> None:
         """Take the CPUs and memory of a job alone."""
-        for share in gpus:
-            if share.node in self._loads:
-                self._loads[share.node].take((need_of(job, len(gpus)),), shares=self._layers.shares(job))
+        self._take(self._loads_at(gpus), (need_of(job, max(1, len(gpus))),), shares=self._layers.shares(job))
 
     def take_group(self, group: StartGroup) -> tuple[StartGroup, str]:
         """Take the CPUs and memory of a group; return it as it shares CPUs or not, and why it finds no room, or "".
@@ -91,17 +88,18 @@ class NodeRoom:
     def hold(self, job: Job, gpus: Sequence[NodeShare], sign: int = 1) -> None:
         """Keep the CPUs and memory of a job for it, however it starts; with -1, let go of them."""
         need = need_of(job, len(gpus))
-        for load in (self._loads[share.node] for share in gpus if share.node in self._loads):
+        for load in self._loads_at(gpus):
             load.cpus -= sign * need.cpus
             load.mem_mib -= sign * need.mem_mib
+
+    def _loads_at(self, gpus: Sequence[NodeShare]) -> list[NodeLoad]:
+        return [self._loads[share.node] for share in gpus if share.node in self._loads]
 
     def _loads_of(self, nodes: str) -> list[NodeLoad]:
         return [self._loads[name] for name in sorted(names_in(nodes) & self._loads.keys())]
 
     def _why_not(self, loads: Iterable[NodeLoad], needs: Sequence[Need], layers: int, partition: str) -> str:
-        counts_mem = partition in self._counts_mem
-        found = ((load.name, load.why_not(needs, layers, counts_mem=counts_mem)) for load in loads)
-        return next((f"{name} {why}" for name, why in found if why), "")
+        return lack_of_room(loads, needs, layers, counts_mem=partition in self._counts_mem)
 
     def _take(self, loads: Iterable[NodeLoad], needs: Sequence[Need], *, shares: bool) -> None:
         for load in loads:
@@ -110,12 +108,8 @@ class NodeRoom:
 
 def _needs_of(group: StartGroup) -> list[Need]:
     """The CPUs and memory of a group's jobs on each of its nodes, the pilot first, which starts first."""
-    needs = [Need(group.cpu_count * group.gpus_per_node, group.mem_per_node_mib)]
-    for member in group.members:
-        own_mib = member.original.mem_per_node_mib
-        mem_mib = own_mib if member.isolation == "process" else member_mem_mib(member.original) or 0
-        needs.append(Need(-(-member.cpu_count // group.node_count), mem_mib))
-    return needs
+    pilot = Need(group.cpu_count * group.gpus_per_node, group.mem_per_node_mib)
+    return [pilot, *(Need(-(-each.cpu_count // group.node_count), member_mem_mib(each)) for each in group.members)]
 
 
 _ROUNDING: Final = 1e-6

@@ -14,7 +14,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.cycle_input import overran, took_s
 from muri.slurm_plugin.planning.gathered import Gathered, KnownJob, domain_of, running_alone
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table, with_measured_pairs
-from muri.slurm_plugin.planning.node_loads import Layers, Need, need_of
+from muri.slurm_plugin.planning.node_loads import Need, lack_of_room, need_of
 from muri.slurm_plugin.planning.placement import is_served
 from muri.slurm_plugin.planning.request import Preparation, plan_job, sharing
 from muri.slurm_plugin.planning.site_limits import payer_of
@@ -199,7 +199,8 @@ def why_closed(group: RunningGroup, nodes: Mapping[str, Node], cycle: Gathered) 
 
 def _why_not_beside(group: RunningGroup, job: Job, cycle: Gathered) -> str:
     """Return why Slurm would not start a job beside a group, "" when it would."""
-    if not group.pilot.oversubscribe and Layers(cycle.view.snapshot.limits).shares(job):
+    limits = cycle.view.snapshot.limits.partition(group.pilot.partition)
+    if job.oversubscribe and limits.oversubscribe > 1 and not group.pilot.oversubscribe:
         return "it shares CPUs, and Slurm starts it beside no job that has its own"
     return _why_no_cpus(group, need_of(job, max(1, job.node_count)), cycle)
 
@@ -209,8 +210,8 @@ def _why_no_cpus(group: RunningGroup, need: Need, cycle: Gathered) -> str:
     pilot, limits = group.pilot, cycle.view.snapshot.limits.partition(group.pilot.partition)
     layers = limits.oversubscribe if pilot.oversubscribe else 1
     loads = [cycle.loads[name] for name in sorted(homes(group)) if name in cycle.loads]
-    found = ((load.name, load.why_not([need], layers, counts_mem=limits.counts_mem)) for load in loads)
-    return next((f"the group's node {name} {why}" for name, why in found if why), "")
+    why = lack_of_room(loads, [need], layers, counts_mem=limits.counts_mem)
+    return f"the group's node {why}" if why else ""
 
 
 def spare_mem_gib(group: RunningGroup, cycle: Gathered) -> float:

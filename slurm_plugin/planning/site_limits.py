@@ -546,10 +546,7 @@ class SiteRoom:
         return [_Start(payer, tres, True, nodes), *(self._member(each, nodes) for each in group.members)]
 
     def _member(self, member: MemberPlan, node_count: int) -> _Start:
-        mem_mib = member_mem_mib(member.original) or 0
-        if member.isolation == "process":
-            mem_mib = member.original.mem_per_node_mib
-        tres = {"cpu": member.cpu_count, "mem": mem_mib * node_count}
+        tres = {"cpu": member.cpu_count, "mem": member_mem_mib(member) * node_count}
         return _Start(payer_of(self._view.jobs[member.job_id]), tres)
 
 

@@ -279,7 +279,7 @@ def member_change(
         cpu_count=member.cpu_count if is_thread else job.given_cpus if comes_with_gpus else None,
         cpus_per_task=1 if is_thread else each_task if comes_with_gpus else None,
         dependency=f"after:{place.pilot}",
-        mem_per_node_mib=member_mem_mib(member.original) if is_thread else own_mib,
+        mem_per_node_mib=(member_mem_mib(member) or None) if is_thread else own_mib,
         time_limit_s=limit_s or None,
         oversubscribe=True if place.oversubscribe and not job.oversubscribe else None,
         admin_comment=tags.with_plan(with_memory_retry(comment, memory_retry), planned),
@@ -353,9 +353,13 @@ def _own_cpus_and_memory(job: Job, original: tags.Original) -> JobChange:
     )
 
 
-def member_mem_mib(original: tags.Original) -> int | None:
-    """Return the memory that a thread's job keeps for its batch script, None to leave it as it is."""
-    return min(original.mem_per_node_mib, MEMBER_MEM_MIB) if original.mem_per_node_mib else None
+def member_mem_mib(member: MemberPlan) -> int:
+    """Return the memory of a member's own job on each node, 0 where it asks for none.
+
+    A thread's keeps a little of it, for its batch script.
+    """
+    own_mib = member.original.mem_per_node_mib
+    return min(own_mib, MEMBER_MEM_MIB) if member.isolation == "thread" else own_mib
 
 
 def as_submitted(job: ManagedJob, pilot: Job) -> ManagedJob:
