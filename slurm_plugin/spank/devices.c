@@ -441,18 +441,6 @@ int muri_constrains_devices(const struct muri_cgroup *cgroup)
 	return job_directory(cgroup, job, sizeof(job)) ? has_program(job) : -1;
 }
 
-static bool write_word(int directory, const char *name, const char *word)
-{
-	int file = openat(directory, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
-	ssize_t written;
-
-	if (file < 0)
-		return false;
-	written = write(file, word, strlen(word));
-	close(file);
-	return written == (ssize_t)strlen(word);
-}
-
 /* Whether a process is in a cgroup: Slurm has narrowed it by then. */
 static bool is_inhabited(int directory)
 {
@@ -520,7 +508,7 @@ static int may_make(int node, struct muri_device device)
 
 static bool enter(int cgroup)
 {
-	return write_word(cgroup, "cgroup.procs", "0");
+	return muri_write_word(cgroup, "cgroup.procs", "0");
 }
 
 /* In the child: try in a task of the other job what is closed to ours. */
@@ -616,7 +604,7 @@ static bool allow(int cgroup, const char *rules)
 			return false;
 		memcpy(rule, rules, length);
 		rule[length] = '\0';
-		if (!write_word(cgroup, "devices.allow", rule))
+		if (!muri_write_word(cgroup, "devices.allow", rule))
 			return false;
 		rules += length;
 		rules += *rules == ',';

@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "muri.h"
@@ -47,14 +46,6 @@ struct keeper {
 	int64_t complain_at_ms;
 };
 
-static int64_t now_ms(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 /*
  * Whether the grant is still that of the run to which it was given. Once the run's own epilog has removed it, the job's
  * number and its cgroup may be another run's.
@@ -84,9 +75,9 @@ static void complain(struct keeper *keeper, const struct muri_grant *grant, size
 {
 	char text[128];
 
-	if (now_ms() < keeper->complain_at_ms)
+	if (muri_now_ms() < keeper->complain_at_ms)
 		return;
-	keeper->complain_at_ms = now_ms() + COMPLAIN_MS;
+	keeper->complain_at_ms = muri_now_ms() + COMPLAIN_MS;
 	snprintf(text, sizeof(text), "muri: %zu processes of job %lu do not end; its pilot's GPUs stay closed", left,
 		 (unsigned long)grant->job);
 	keeper->end->say(text);
@@ -99,11 +90,11 @@ static size_t look(struct keeper *keeper)
 
 	for (size_t i = 0; i < keeper->count; i++) {
 		struct member *member = &keeper->members[i];
-		bool killing = now_ms() >= member->kill_at_ms;
+		bool killing = muri_now_ms() >= member->kill_at_ms;
 		size_t found = processes_of(keeper, &member->grant, killing);
 
 		left += found != 0;
-		if (found && now_ms() >= member->kill_at_ms + LEFTOVER_MS)
+		if (found && muri_now_ms() >= member->kill_at_ms + LEFTOVER_MS)
 			complain(keeper, &member->grant, found);
 	}
 	return left;
@@ -115,8 +106,8 @@ static void hurry(struct keeper *keeper, int64_t ms)
 	for (size_t i = 0; i < keeper->count; i++) {
 		struct member *member = &keeper->members[i];
 
-		if (member->kill_at_ms > now_ms() + ms)
-			member->kill_at_ms = now_ms() + ms;
+		if (member->kill_at_ms > muri_now_ms() + ms)
+			member->kill_at_ms = muri_now_ms() + ms;
 	}
 }
 
@@ -129,7 +120,7 @@ static void take_answers(struct keeper *keeper)
 	while (keeper->answers >= 0 &&
 	       (size = read(keeper->answers, &number, sizeof(number))) == (ssize_t)sizeof(number)) {
 		struct member *member = &keeper->members[number];
-		int64_t at_ms = now_ms() + keeper->end->grace_ms;
+		int64_t at_ms = muri_now_ms() + keeper->end->grace_ms;
 
 		member->asked = true;
 		if (member->kill_at_ms > at_ms)
@@ -169,12 +160,12 @@ static bool all_asked(const struct keeper *keeper)
 
 static void keep(struct keeper *keeper)
 {
-	int64_t ask_until_ms = now_ms() + keeper->end->ask_ms;
+	int64_t ask_until_ms = muri_now_ms() + keeper->end->ask_ms;
 
 	for (size_t i = 0; i < keeper->count; i++)
 		keeper->members[i].kill_at_ms = ask_until_ms + keeper->end->grace_ms;
 	/* Slurm must hear of a requeue before it hears that a process was killed, or the job has failed. */
-	while (look(keeper) || (keeper->answers >= 0 && !all_asked(keeper) && now_ms() < ask_until_ms &&
+	while (look(keeper) || (keeper->answers >= 0 && !all_asked(keeper) && muri_now_ms() < ask_until_ms &&
 				keeper->epilog >= 0)) {
 		wait_for_news(keeper);
 		if (keeper->answers < 0 && !all_asked(keeper))
@@ -278,9 +269,9 @@ static void remove_unused(struct keeper *keeper, struct muri_grant *grant)
 /* A member's job has ended; what has outlived it, for example its killed slurmstepd, does not keep the GPU. */
 static void end_own_grant(struct keeper *keeper, struct muri_grant *own)
 {
-	int64_t until_ms = now_ms() + LEFTOVER_MS;
+	int64_t until_ms = muri_now_ms() + LEFTOVER_MS;
 
-	while (processes_of(keeper, own, true) && now_ms() < until_ms)
+	while (processes_of(keeper, own, true) && muri_now_ms() < until_ms)
 		poll(NULL, 0, LOOK_MS);
 	remove_unused(keeper, own);
 }

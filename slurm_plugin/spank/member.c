@@ -10,12 +10,12 @@
 #include <slurm/slurm_errno.h>
 #include <slurm/spank.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "member.h"
@@ -81,14 +81,6 @@ static int open_node(void)
 	if (node < 0)
 		slurm_error("muri: %s", error);
 	return node;
-}
-
-static int64_t now_ms(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
 static bool in_environment(spank_t spank, const char *name)
@@ -172,13 +164,6 @@ static int ask(void)
 	return granted;
 }
 
-static void nap(void)
-{
-	static const struct timespec nap = {.tv_nsec = LOOK_MS * 1000000L};
-
-	nanosleep(&nap, NULL);
-}
-
 /* Read what the pilot holds here and, under the same lock, note the grant. 1: done; 0: not there yet; -1: failed. */
 static int note_grant(void)
 {
@@ -208,11 +193,11 @@ static int note_grant(void)
 
 static void await_pilot(void)
 {
-	int64_t end = now_ms() + WAIT_MS;
+	int64_t end = muri_now_ms() + WAIT_MS;
 	int noted;
 
-	while ((noted = note_grant()) == 0 && now_ms() < end)
-		nap();
+	while ((noted = note_grant()) == 0 && muri_now_ms() < end)
+		poll(NULL, 0, LOOK_MS);
 	if (noted == 0)
 		fail("the pilot job %u holds no GPUs on this node", member.grant.pilot);
 }
@@ -342,7 +327,7 @@ static int open_task(const struct muri_cgroup *cgroup, struct muri_part part, ui
 
 static void open_devices(pid_t pid, uint32_t task)
 {
-	int64_t end = now_ms() + WAIT_MS;
+	int64_t end = muri_now_ms() + WAIT_MS;
 	struct muri_cgroup cgroup;
 	struct muri_part part;
 	int done, limits;
@@ -359,8 +344,8 @@ static void open_devices(pid_t pid, uint32_t task)
 		return;
 	}
 	member.told->task[task].limited = limits;
-	while ((done = open_task(&cgroup, part, task)) == 0 && now_ms() < end)
-		nap();
+	while ((done = open_task(&cgroup, part, task)) == 0 && muri_now_ms() < end)
+		poll(NULL, 0, LOOK_MS);
 	if (done == 0)
 		fail("the GPUs of the pilot job %u cannot be opened", member.grant.pilot);
 	member.told->task[task].ready = done == 1;

@@ -155,6 +155,12 @@ struct muri_grant {
  */
 int muri_node_dir(const char *parent, const char *node, char *error, size_t error_size);
 
+/* Milliseconds of a clock that only goes on. */
+int64_t muri_now_ms(void);
+
+/* Write a word into a file of a directory. */
+bool muri_write_word(int directory, const char *name, const char *word);
+
 /*
  * Wait for the lock, but not for ever: a holder that hangs must not stop others' jobs. Returns a descriptor, which holds it
  * until it is closed, or -1.

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "muri.h"
@@ -78,6 +79,24 @@ int muri_node_dir(const char *parent, const char *node, char *error, size_t size
 	if (directory >= 0)
 		directory = enter(directory, "node", error, size);
 	return directory < 0 ? -1 : enter(directory, node, error, size);
+}
+
+int64_t muri_now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+bool muri_write_word(int directory, const char *name, const char *word)
+{
+	int file = openat(directory, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+	bool done = file >= 0 && write(file, word, strlen(word)) == (ssize_t)strlen(word);
+
+	if (file >= 0)
+		close(file);
+	return done;
 }
 
 int muri_node_lock(int node)

@@ -81,16 +81,6 @@ static bool is_own(pid_t pid)
 	return is_stepd(pid, &parent) && !is_stepd(parent, &grandparent);
 }
 
-static bool write_word(int directory, const char *name, const char *word)
-{
-	int file = openat(directory, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
-	bool done = file >= 0 && write(file, word, strlen(word)) == (ssize_t)strlen(word);
-
-	if (file >= 0)
-		close(file);
-	return done;
-}
-
 /* Count the processes of one cgroup, and kill those that are not Slurm's own. */
 static void take_processes(int directory, bool killing, struct found *found)
 {
@@ -170,12 +160,12 @@ static void kill_in(int directory, int depth, struct found *found)
 		for_each_below(directory, depth, kill_in, &here);
 		return;
 	}
-	if (write_word(directory, "cgroup.kill", "1"))
+	if (muri_write_word(directory, "cgroup.kill", "1"))
 		return;
-	frozen = write_word(directory, "freezer.state", "FROZEN");
+	frozen = muri_write_word(directory, "freezer.state", "FROZEN");
 	kill_each(directory, depth, &here);
 	if (frozen)
-		write_word(directory, "freezer.state", "THAWED");
+		muri_write_word(directory, "freezer.state", "THAWED");
 }
 
 static size_t in_directory(const char *path, bool killing)
