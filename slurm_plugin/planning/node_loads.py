@@ -122,7 +122,7 @@ class NodeLoad:
 
 
 def lack_of_room(loads: Iterable[NodeLoad], needs: Sequence[Need], layers: int, *, counts_mem: bool) -> str:
-    """Return the first node without room for the jobs, which start on each of them, and its lack; "" with room on all."""
+    """Return the first node without room for jobs that start on each of them, and its lack; "" with room on all."""
     found = ((load.name, load.why_not(needs, layers, counts_mem=counts_mem)) for load in loads)
     return next((f"{name} {why}" for name, why in found if why), "")
 
