@@ -24,13 +24,12 @@ import click
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
 from muri_lab.benchmarks.bars import describe_machine
 from muri_lab.benchmarks.fidelity_live import INTERVAL_S, JobRun, Run, config_of, dump, load, mark_of, run_live
 from muri_lab.benchmarks.fidelity_workloads import SANDBOX, USERS, VALIDATION, WORKLOADS, Workload, named, seeded
 from muri_lab.twin.programs import Work
 from muri_lab.twin.sharing import Iteration, Sharing
-from muri_lab.twin.site import Site, SlurmConf, plain_nodes
+from muri_lab.twin.site import Site, SlurmConf, plain_nodes, shared_cpus
 from muri_lab.twin.submission import Submission
 from muri_lab.twin.twin import EPOCH_S, Twin, folder
 
@@ -46,7 +45,6 @@ _VARIED: Final = {
 
 _HAND_OVER_S: Final = (0.0005, 0.002)
 _CYCLE_S: Final = (-0.02, 0.04)  # How much earlier or later than noted a cycle of the live run may have begun
-_JOBS_ON_CPU: Final = 8  # As the sandbox's partitions have it (OverSubscribe=YES:8)
 _CORES: Final = 2  # Of the machine on which the live runs were made
 _SCRIPT_S: Final = 0.001  # Seconds of an iteration of the workloads' script beside its sleeps
 _LEAVE_S: Final = 0.035  # From a member's last iteration to its batch script's end on a quiet machine, the median
@@ -78,7 +76,7 @@ def _run_twin(workload: Workload, live: Run, draw: random.Random, *, with_muri: 
     )  # fmt: skip
     site = Site(
         plain_nodes(workload.node_count, workload.gpus_per_node, 64, 64_000),
-        SiteLimits((PartitionLimits("main", oversubscribe=_JOBS_ON_CPU),)),
+        shared_cpus(),
         conf,
         delays=delays,
         visible_cpus=_CORES,

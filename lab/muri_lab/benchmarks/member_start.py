@@ -52,7 +52,7 @@ exec "$@"
 
 
 def workload() -> Workload:
-    """A cluster of one GPU whose controller knows the four kinds."""
+    """A cluster with one GPU; its controller knows the profiles of all four kinds of jobs."""
     times = {kind: tuple(0.07 if stage == kind else 0.01 for stage in STAGES) for kind in STAGES}
     return Workload(
         "member-start", 1, 1, {kind: (each[0], each[1], each[2], each[3]) for kind, each in times.items()}, ()

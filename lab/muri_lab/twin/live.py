@@ -24,10 +24,9 @@ from muri.simulator.model import (
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
 from muri_lab.twin.programs import Placeholder, TrainingScript, Work
 from muri_lab.twin.sharing import Iteration
-from muri_lab.twin.site import Delays, Site, plain_nodes
+from muri_lab.twin.site import Delays, Site, plain_nodes, shared_cpus
 from muri_lab.twin.slurm import unfolded
 from muri_lab.twin.submission import FIRST_UID, Submission
 from muri_lab.twin.twin import Course, Twin, folder
@@ -35,7 +34,6 @@ from muri_lab.twin.twin import Course, Twin, folder
 DEFAULT_INTERVAL_S: Final = 360.0
 _CPUS_OF_NODE: Final = 256
 _MIB_OF_NODE: Final = 4_000_000
-_JOBS_ON_CPU: Final = 8  # As a site sets it for groups (OverSubscribe=YES:8)
 
 
 def _check_policy(policy: str, options: Mapping[str, Any]) -> None:
@@ -96,8 +94,7 @@ def _site_of(cluster: Cluster, settings: Settings) -> Site:
     cpus = int(cluster.cpus_per_node) or _CPUS_OF_NODE
     mem_mib = int(cluster.mem_gib_per_node * MIB_PER_GIB) or _MIB_OF_NODE
     delays = Delays(dry_run_s=settings.profiling_s) if settings.profiling_s else Delays()
-    limits = SiteLimits((PartitionLimits("main", oversubscribe=_JOBS_ON_CPU),))
-    return Site(plain_nodes(cluster.node_count, cluster.gpus_per_node, cpus, mem_mib), limits, delays=delays)
+    return Site(plain_nodes(cluster.node_count, cluster.gpus_per_node, cpus, mem_mib), shared_cpus(), delays=delays)
 
 
 def _submission(job: TraceJob, users: Mapping[str, int], task: Simulation, begun_s: float) -> Submission:

@@ -278,7 +278,7 @@ class TrainingScript:
     def __init__(self, nodes: NodeSide, work: Work) -> None:
         self.work = work
         self.job_id = 0  # Its job; 0 before its first start
-        self.grant: Run | None = None  # The placeholder's run whose GPUs are open for it
+        self.grant: Run | None = None  # The run of the placeholder whose GPUs it may open
         self._nodes = nodes
         self._run: Run | None = None
         self._events: list[Event] = []
@@ -470,11 +470,8 @@ class TrainingScript:
 
     def crash(self) -> None:
         """Let the script's processes end by themselves, as after a fault of their own."""
-        run = self._run
-        if run is None or self._stopped:
-            return
-        self.kill()
-        self._nodes.slurm.exit(run, _KILLED)
+        if not self._stopped:
+            self.be_killed()
 
     def be_killed(self) -> None:
         """Be gone at once: a placeholder's epilog has killed what was left."""

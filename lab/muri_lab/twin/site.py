@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from muri.slurm_plugin.records.cluster import Node, Reservation
-from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits
+from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, PartitionLimits, SiteLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +66,8 @@ def plain_nodes(count: int, gpus: int, cpus: int = 64, mem_mib: int = 512_000) -
         Node(f"n{number}", True, "IDLE", ("main",), cpus, 0, gpus, 0, "gpu", mem_mib, 0)
         for number in range(1, count + 1)
     )
+
+
+def shared_cpus(jobs_on_cpu: int = 8) -> SiteLimits:
+    """Return limits with which so many jobs may share a CPU, by default as on the sandbox (OverSubscribe=YES:8)."""
+    return SiteLimits((PartitionLimits("main", oversubscribe=jobs_on_cpu),))

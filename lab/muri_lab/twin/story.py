@@ -9,7 +9,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.records.limits import Association, Limits, PartitionLimits, Qos, SiteLimits, Tres
 from muri_lab.twin.programs import Work
 from muri_lab.twin.sharing import Iteration
-from muri_lab.twin.site import Delays, Site, SlurmConf, plain_nodes
+from muri_lab.twin.site import Delays, Site, SlurmConf, plain_nodes, shared_cpus
 from muri_lab.twin.submission import Submission
 from muri_lab.twin.twin import EPOCH_S
 
@@ -90,8 +90,7 @@ def tell(seed: int, most_faults: int = 10) -> Story:
     nodes, gpus = draw.choice(((1, 1), (1, 1), (1, 2), (2, 1), (2, 2)))
     gate: Literal["license", "hold"] = "hold" if draw.random() < 0.25 else "license"
     layers = more.choice((1, 4, 8))
-    free = SiteLimits(partitions=(PartitionLimits("main", oversubscribe=layers),))
-    limits = _limits(draw, layers) if draw.random() < 0.3 else free
+    limits = _limits(draw, layers) if draw.random() < 0.3 else shared_cpus(layers)
     site = Site(
         plain_nodes(nodes, gpus, 16, 64_000),
         limits,

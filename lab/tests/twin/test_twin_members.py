@@ -1,19 +1,18 @@
 """Members of a group stay in their own jobs: what the twin's nodes do at their start and at a placeholder's end."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange, JobState
-from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
 from muri_lab.twin.clock import VirtualTime
 from muri_lab.twin.gateway import VirtualGateway
 from muri_lab.twin.programs import NodeSide, Placeholder, TrainingScript, Work
 from muri_lab.twin.sharing import Iteration, Sharing
-from muri_lab.twin.site import Site, plain_nodes
+from muri_lab.twin.site import Site, plain_nodes, shared_cpus
 from muri_lab.twin.slurm import VirtualSlurm
 from muri_lab.twin.submission import Submission, sbatch
 
@@ -30,8 +29,7 @@ class Group:
     ) -> None:
         self._discipline = discipline
         self.time = VirtualTime(1_700_000_000.0)
-        limits = SiteLimits((PartitionLimits("main", oversubscribe=8),))
-        self.slurm = VirtualSlurm(self.time, Site(plain_nodes(1, 1, node_cpus, 64_000), limits))
+        self.slurm = VirtualSlurm(self.time, Site(plain_nodes(1, 1, node_cpus, 64_000), shared_cpus()))
         self.nodes = NodeSide(self.slurm, Sharing())
         self.gateway = VirtualGateway(self.nodes)
         self.members = [self._submit(work, cpus) for work in works]
@@ -93,8 +91,8 @@ class Group:
         return self.time.now_s - begun_s
 
 
-def work(stages: tuple[float, float, float, float] = GPU, iterations: int = 300, **changes: object) -> Work:
-    return Work(Iteration(stages, 1.0), iterations, **changes)  # type: ignore[arg-type]
+def work(stages: tuple[float, float, float, float] = GPU, iterations: int = 300, **changes: Any) -> Work:
+    return Work(Iteration(stages, 1.0), iterations, **changes)
 
 
 def test_members_keep_their_cpus_and_share_them_in_layers() -> None:

@@ -8,17 +8,15 @@ import pytest
 from slurm_cases import CASES, World
 
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, task_numbers
-from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
 from muri_lab.twin.clock import VirtualTime
 from muri_lab.twin.gateway import VirtualGateway
 from muri_lab.twin.programs import NodeSide, TrainingScript, Work
 from muri_lab.twin.sharing import Iteration, Sharing
-from muri_lab.twin.site import Site, SlurmConf, plain_nodes
+from muri_lab.twin.site import Site, SlurmConf, plain_nodes, shared_cpus
 from muri_lab.twin.slurm import VirtualSlurm
 from muri_lab.twin.submission import Submission, sbatch
 
 LONGEST_S = 240.0
-_SHARING = SiteLimits((PartitionLimits("main", oversubscribe=8),))
 
 
 class VirtualWorld:
@@ -27,7 +25,7 @@ class VirtualWorld:
     def __init__(self) -> None:
         self.time = VirtualTime(1_700_000_000.0)
         conf = SlurmConf(bf_interval_s=1.0, cred_expire_s=10.0, kill_wait_s=5.0, min_job_age_s=7200.0)
-        self.slurm = VirtualSlurm(self.time, Site(plain_nodes(4, 2, 16, 64_000), _SHARING, conf))
+        self.slurm = VirtualSlurm(self.time, Site(plain_nodes(4, 2, 16, 64_000), shared_cpus(), conf))
         self.nodes = NodeSide(self.slurm, Sharing())
         self.gateway = VirtualGateway(self.nodes)
 
