@@ -1,14 +1,6 @@
-"""Which stand-in GPUs a process can open, tried from inside a job, a step or a shell on a node."""
+"""Which stand-in GPUs a process can open, tried from inside a job, a step or a shell on a node; how root opens them."""
 
-import pytest
-
-from sandbox import cgroups
 from sandbox.driver import Driver
-
-_REFUSAL = cgroups.refusal()
-
-#: For tests of the fixture `site` that need devices constrained by cgroups v1; see `on_constrained_sites`, too.
-constrained = pytest.mark.skipif(bool(_REFUSAL), reason=_REFUSAL)
 
 _CODE = """\
 import glob, os
@@ -29,3 +21,9 @@ def opener(driver: Driver) -> str:
 def opened_by_step(driver: Driver, *options: str) -> list[str]:
     """Run a job with these options of srun and return the GPUs that its step could open."""
     return driver.run("srun", *options, *opener(driver).split(), on="login").stdout.split()
+
+
+def grant(driver: Driver, job: int, comment: str, *changes: str) -> None:
+    """Write the AdminComment of a job that is held, and release it, as the controller does."""
+    driver.run("scontrol", "update", f"jobid={job}", f"admincomment={comment}", *changes, user="root")
+    driver.run("scontrol", "release", str(job), user="root")

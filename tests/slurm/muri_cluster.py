@@ -184,11 +184,13 @@ class MuriCluster:
                 ends.callback(self.driver.run, "rm", "-f", path, user="root")
             yield
 
-    def start_group(self, *kinds: str, gpu_type: str = "gpu", **options: Any) -> tuple[list[int], int]:
+    def start_group(
+        self, *kinds: str, request: Sequence[str] = (), gpu_type: str = "gpu", **options: Any
+    ) -> tuple[list[int], int]:
         """Submit one job of each kind, which `training` keeps at work, and start them; their ids and their pilot's."""
         self.know_profiles(gpu_type=gpu_type)
         options.setdefault("iterations", 5)
-        jobs = [self.submit(kind, **options) for kind in kinds]
+        jobs = [self.submit(kind, *request, **options) for kind in kinds]
         self.cycle()
         self.wait_grouped(*jobs)
         (pilot,) = self.pilots()

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from devices import grant
+
 from sandbox import daemons
 from sandbox.driver import Driver
 from sandbox.init import FIRST_TERMINAL, TERMINAL_MAJOR
@@ -139,8 +141,7 @@ class PilotEnds:
     def member(self, node: str, pilot: int, script: str, *options: str) -> int:
         """Submit a job without GPUs; root says, as the controller does, whose it shares."""
         job = self.submit(node, "member", "--hold", "--export=ALL,MURI_JOB=on", *options, script=script)
-        change = f"admincomment=muri-grant:{pilot} dependency=after:{pilot}"
-        self.root(f"scontrol update jobid={job} {change} && scontrol release {job}")
+        grant(self.driver, job, f"muri-grant:{pilot}", f"dependency=after:{pilot}")
         return job
 
     def holds(self, member: int) -> bool:

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,29 +64,37 @@ def _needs(item: pytest.Item) -> list[str]:
     return [*item.fixturenames, *map(str, parameters)]
 
 
-_V2 = "-v2"
 _REFUSALS = {version: cgroups.refusal(version) for version in HIERARCHIES}
 
 
-def _sites(*kinds: str) -> list[Any]:
-    # A site of a kind starts once: one process runs all tests of it.
-    return [pytest.param(kind, marks=pytest.mark.xdist_group(f"site-{kind}")) for kind in kinds]
+def suite_and_version(kind: str) -> tuple[str, str]:
+    """Return a site's release and version of cgroups; its kind is the release's name, with "-v2" behind it for v2."""
+    suite = kind.removesuffix("-v2")
+    return suite, "v1" if suite == kind else "v2"
+
+
+def sites(*kinds: str, constrained: bool, group: str = "site") -> list[Any]:
+    """Return parameters, one for each kind of site; with `constrained`, they need a machine that constrains devices."""
+    parameters = []
+    for kind in kinds:
+        # A site of a kind starts once: one process runs all tests of it.
+        marks = [pytest.mark.xdist_group(f"{group}-{kind}")]
+        if constrained:
+            refusal = _REFUSALS[suite_and_version(kind)[1]]
+            marks.append(pytest.mark.skipif(bool(refusal), reason=refusal))
+        parameters.append(pytest.param(kind, marks=marks))
+    return parameters
 
 
 def on_sites(*suites: str) -> pytest.MarkDecorator:
     """Run a test of the fixture `site` on these releases only."""
-    return pytest.mark.parametrize("site_sandbox", _sites(*suites), indirect=True)
+    return pytest.mark.parametrize("site_sandbox", sites(*suites, constrained=False), indirect=True)
 
 
-def on_constrained_sites(*suites: str) -> pytest.MarkDecorator:
-    """Run a test of the fixture `site` on these releases, with devices constrained by either version of cgroups."""
-    marked = []
-    for suite in suites:
-        for version, kind in (("v1", suite), ("v2", suite + _V2)):
-            (site,) = _sites(kind)
-            refused = pytest.mark.skipif(bool(_REFUSALS[version]), reason=_REFUSALS[version])
-            marked.append(pytest.param(*site.values, marks=[*site.marks, refused]))
-    return pytest.mark.parametrize("site_sandbox", marked, indirect=True)
+def on_constrained_sites(*suites: str, versions: Iterable[str] = HIERARCHIES) -> pytest.MarkDecorator:
+    """Run a test of the fixture `site` on these releases, with devices constrained by each of these cgroups."""
+    kinds = [kind for suite in suites for kind in (suite, f"{suite}-v2") if suite_and_version(kind)[1] in versions]
+    return pytest.mark.parametrize("site_sandbox", sites(*kinds, constrained=True), indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -165,15 +173,15 @@ old_sandbox = _sandbox("bookworm")
 old_accounting_sandbox = _sandbox("bookworm", ACCOUNTING, "old-accounting")
 
 
-@pytest.fixture(scope="session", params=_sites(*SUITES))
+@pytest.fixture(scope="session", params=sites(*SUITES, constrained=False))
 def site_sandbox(request: pytest.FixtureRequest) -> Iterator[Driver]:
     """A site on each release: 3 nodes × 2 GPUs, the last node reserved; devices are constrained where they can be.
 
     Partitions `gpu` and `debug` have all nodes, `train` n1.
     """
-    version = "v2" if request.param.endswith(_V2) else "v1"
+    suite, version = suite_and_version(request.param)
     shape = replace(SITE, constrained="" if _REFUSALS[version] else version)
-    yield from start(request.param.removesuffix(_V2), shape, f"site-{request.param}")
+    yield from start(suite, shape, f"site-{request.param}")
 
 
 def emptied(driver: Driver) -> Iterator[Driver]:

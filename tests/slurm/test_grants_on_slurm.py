@@ -1,7 +1,7 @@
 """Jobs that root opens another job's GPUs for: which devices open in batch scripts and steps, and for which users."""
 
 import pytest
-from devices import opener
+from devices import grant, opener
 from sandboxes import on_constrained_sites
 
 from sandbox.cluster import SUITES
@@ -42,9 +42,7 @@ def submit(driver: Driver, script: str, comment: str, *options: str, user: str =
     """Submit a job without GPUs, whose AdminComment root writes before it can start."""
     marks = (MARKED, NODE, "--hold", "--output=%j.out")
     job = driver.submit(*marks, *options, f"--wrap={script}", user=user, on="login")
-    changes = (f"admincomment={comment}", *([f"dependency=after:{after}"] if after else []))
-    driver.run("scontrol", "update", f"jobid={job}", *changes, user="root")
-    driver.run("scontrol", "release", str(job), user="root")
+    grant(driver, job, comment, *([f"dependency=after:{after}"] if after else []))
     return job
 
 
@@ -159,7 +157,6 @@ def test_without_limits_a_granted_job_counts_gpus_as_the_node_does(cluster: Driv
     for holder, its in ((pilot, number), (first, str(1 - int(number)))):
         script = f"{show}; srun sh -c '{show}'"
         job = cluster.submit(NODE, MARKED, "--hold", "--output=%j.out", f"--wrap={script}")
-        cluster.run("scontrol", "update", f"jobid={job}", f"admincomment=muri-grant:{holder}", user="root")
-        cluster.run("scontrol", "release", str(job), user="root")
+        grant(cluster, job, f"muri-grant:{holder}")
         assert cluster.wait_state(job)["JobState"] == "COMPLETED"
         assert lines_of(cluster, job) == [f"{its} {its} 1 {holder}"] * 2

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from itertools import cycle, product
 from typing import Any
 
-import pytest
-from devices import constrained, opener
+from devices import opener
 from muri_cluster import MuriCluster
-from sandboxes import on_sites
+from sandboxes import on_constrained_sites
 
-from sandbox import cgroups
 from sandbox.driver import Driver
 
 #: As nvidia-smi does, it fails where it finds no GPU.
@@ -291,14 +289,12 @@ def compare(muri: MuriCluster, cases: Mapping[str, Case]) -> None:
     assert wrong == {}, json.dumps(wrong, indent=1)
 
 
-@constrained
-@on_sites("forky", "trixie")
+@on_constrained_sites("forky", "trixie", versions=["v1"])
 def test_each_case_gives_in_a_group_what_it_gives_alone(site: Driver) -> None:
     compare(MuriCluster(site), CASES)
 
 
-@pytest.mark.skipif(bool(cgroups.refusal("v2")), reason=cgroups.refusal("v2"))
-@on_sites("forky-v2")
+@on_constrained_sites("forky", versions=["v2"])
 def test_with_devices_constrained_by_cgroups_v2_too(site: Driver) -> None:
     compare(MuriCluster(site), {name: CASES[name] for name in OF_DEVICES})
 
@@ -320,8 +316,7 @@ exit 1
 """
 
 
-@constrained
-@on_sites("forky", "trixie")
+@on_constrained_sites("forky", "trixie", versions=["v1"])
 def test_on_a_site_whose_jobs_have_a_tmp_of_their_own(site: Driver) -> None:
     """By Slurm's own plugin, which gives each job a mount namespace."""
     own, nodes = site.read("/etc/slurm/slurm.conf"), ("n1", "n2")

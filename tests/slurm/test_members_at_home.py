@@ -159,6 +159,14 @@ def status(muri: MuriCluster, pilot: int) -> dict[str, Any]:
     return dict(group)
 
 
+def shares_plainly(muri: MuriCluster, pilot: int, job: int) -> bool:
+    return bool(status(muri, pilot)["members"].get(str(job), {}).get("state") == "plain")
+
+
+def cores_in_use(muri: MuriCluster, pilot: int, job: int) -> float:
+    return float(status(muri, pilot)["use"]["jobs"][str(job)]["cpu_cores"] or 0.0)
+
+
 def test_a_member_that_never_attaches_keeps_its_gpu_and_is_seen_until_its_job_ends(muri: MuriCluster) -> None:
     driver = muri.driver
     muri.know_profiles()
@@ -170,10 +178,8 @@ def test_a_member_that_never_attaches_keeps_its_gpu_and_is_seen_until_its_job_en
         muri.cycle()
         muri.wait_grouped(preparing, training)
         (pilot,) = muri.pilots()
-        seen = lambda: status(muri, pilot)["members"].get(str(preparing), {}).get("state") == "plain"  # noqa: E731
-        driver.wait_until(seen, "the member that shares plainly")
-        used = lambda: (status(muri, pilot)["use"]["jobs"][str(preparing)]["cpu_cores"] or 0.0) > 0.01  # noqa: E731
-        driver.wait_until(used, "its use of the node")
+        driver.wait_until(lambda: shares_plainly(muri, pilot, preparing), "the member that shares plainly")
+        driver.wait_until(lambda: cores_in_use(muri, pilot, preparing) > 0.01, "its use of the node")
         driver.wait_until(lambda: f'"p":[{preparing}]' in driver.job(pilot).get("Comment", ""), "the report")
         assert (muri.queue()[preparing]["use"] or {}).get("mem_gib") is not None
         driver.run("rm", "-f", "/home/alice/keep-training", user="root")

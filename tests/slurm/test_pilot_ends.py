@@ -5,27 +5,16 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from pilot_ends import KINDS, WAYS, PilotEnds
-from sandboxes import SITE, emptied, start
+from sandboxes import SITE, emptied, sites, start, suite_and_version
 
-from sandbox import cgroups
 from sandbox.driver import Driver
 from sandbox.support import SPANK_TARGET
 
-SITES = {"forky": ("forky", "v1"), "trixie": ("trixie", "v1"), "forky-v2": ("forky", "v2")}
-
-
-def _site(name: str) -> Any:
-    refusal = cgroups.refusal(SITES[name][1])
-    return pytest.param(
-        name, marks=[pytest.mark.skipif(bool(refusal), reason=refusal), pytest.mark.xdist_group(f"ends-{name}")]
-    )
-
-
-pytestmark = pytest.mark.parametrize("constrained_sandbox", [_site(name) for name in SITES], indirect=True)
+SITES = sites("forky", "trixie", "forky-v2", constrained=True, group="ends")
+pytestmark = pytest.mark.parametrize("constrained_sandbox", SITES, indirect=True)
 
 KILLS = int(os.environ.get("MURI_KILLS", "60"))
 """On all sites together. 200 take eight minutes on two cores."""
@@ -38,7 +27,7 @@ OFTEN = {way: 1 if way == "slurmd restarted" else 10 for way in WAYS if way not 
 @pytest.fixture(scope="session")
 def constrained_sandbox(request: pytest.FixtureRequest) -> Iterator[Driver]:
     """Five nodes with two GPUs each for alice's jobs, devices constrained."""
-    suite, version = SITES[request.param]
+    suite, version = suite_and_version(request.param)
     yield from start(suite, replace(SITE, nodes=6, constrained=version), f"ends-{request.param}")
 
 

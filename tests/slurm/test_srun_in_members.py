@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from devices import grant
 from sandboxes import emptied
 
 from sandbox.driver import Driver
@@ -183,8 +184,7 @@ def test_steps_of_a_member_have_the_gpus_that_they_ask_for(driver: Driver) -> No
     driver.write("member.sh", script)
     job = driver.submit("--hold", "--gres=muri:1", "--nodelist=n1", "-n2", "-c2", "--export=ALL,MURI_JOB=on",
                         "--output=out", "member.sh")  # fmt: skip
-    driver.run("scontrol", "update", f"jobid={job}", f"admincomment=muri-grant:{pilot}", user="root")
-    driver.run("scontrol", "release", str(job), user="root")
+    grant(driver, job, f"muri-grant:{pilot}")
     driver.wait_state(job)
     assert driver.read("/home/alice/out").splitlines() == [
         "0,1", "0,1", "0,1", "0", "1", "0", "0,1", "0,1", "muri: the step asks for more GPUs than its job has, 2"
