@@ -12,6 +12,8 @@ from pathlib import Path
 
 from polling import until
 
+from sandbox.init import HIERARCHIES
+
 #: Tests at the same time, and sandboxes, have nodes of other names: what belongs to no cgroup is sought everywhere.
 NODE = f"n{os.getpid()}"
 USER = 65534
@@ -20,15 +22,12 @@ USER = 65534
 COMET = "import os\nprint(flush=True)\nwhile True:\n    if os.fork(): os._exit(0)"
 STUBBORN = "trap '' TERM; echo; while :; do sleep 0.05; done"
 
-_MOUNTS = {"v1": "devices", "v2": "unified"}
-
 
 def refusal(version: str) -> str:
     """Return why this machine cannot have a job's cgroups, "" if it can."""
     if os.geteuid() != 0:
         return "only root makes cgroups"
-    mounts = ("devices", "freezer") if version == "v1" else ("unified",)
-    missing = [name for name in mounts if not os.access(f"/sys/fs/cgroup/{name}/cgroup.procs", os.W_OK)]
+    missing = [name for name in HIERARCHIES[version] if not os.access(f"/sys/fs/cgroup/{name}/cgroup.procs", os.W_OK)]
     return f"no cgroups {', '.join(missing)} are mounted here" if missing else ""
 
 
@@ -36,17 +35,15 @@ class JobCgroup:
     """A job's cgroup and its processes."""
 
     def __init__(self, version: str, name: str, scratch: Path) -> None:
-        self.path = Path("/sys/fs/cgroup", _MOUNTS[version], name, "uid_1", "job_7")
+        self.roots = [Path("/sys/fs/cgroup", each, name, "uid_1", "job_7") for each in HIERARCHIES[version]]
+        self.path = self.roots[0]
         self._scratch = scratch
         self._started: list[subprocess.Popen[str]] = []
-        roots = [self.path]
         if version == "v1":
             self.stepd_in, self.task_in = "step_batch", "step_batch/task_0"
-            roots.append(Path("/sys/fs/cgroup/freezer", name, "uid_1", "job_7"))
         else:
             self.stepd_in, self.task_in = "step_batch/slurm", "step_batch/user/task_0"
-        self.roots = roots
-        for root in roots:
+        for root in self.roots:
             for below in (self.stepd_in, self.task_in):
                 (root / below).mkdir(parents=True, exist_ok=True)
 

@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from endings import NODE, STUBBORN, USER, JobCgroup
@@ -13,6 +14,7 @@ from polling import until
 
 PILOT, MEMBER = 5, 7
 LONG_MS = 600_000
+ENDED = f'echo "ended $1?" >> "$ASKED"; test $1 = {PILOT}'
 
 
 class Node:
@@ -40,12 +42,17 @@ class Node:
         environment = {**os.environ, "HOOK": hook or self.hook}
         return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
-    def end(self, job: int = PILOT, **options: int | str) -> str:
+    def end(self, job: int = PILOT, **options: Any) -> str:
         """Run an epilog to its end and return its text."""
-        process = self.start(job, **options)  # type: ignore[arg-type]
+        process = self.start(job, **options)
         said, _ = process.communicate()
         assert process.returncode == 0
         return said
+
+    def prolog(self, job: int, gpus: str = "0") -> None:
+        """Run a job's prolog to its end."""
+        environment = {**os.environ, "HOOK": self.hook, "ENDED": ENDED, "ASKED": str(self.asked)}
+        subprocess.run([self._program, "prolog", self.place, NODE, str(job), gpus], env=environment, check=True)
 
     def grants(self) -> set[str]:
         return {path.name for path in self.place.glob("grant-*")}
@@ -187,7 +194,7 @@ def test_an_epilog_that_is_ended_by_slurmd_does_its_work(node: Node, job: JobCgr
 def test_an_epilog_whose_slurmd_has_gone_loses_no_time(node: Node, job: JobCgroup) -> None:
     process = job.start("sh", "-c", STUBBORN)
     node.grant(job.path)
-    slurmd = node.start(before="set -m; ", hook=node.hook)
+    slurmd = node.start(before="set -m; ")
     until(node.asked.read_text, "a call")
     os.kill(slurmd.pid, signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
@@ -214,48 +221,40 @@ def test_an_epilog_that_cannot_read_the_grants_keeps_the_gpus_closed(node: Node,
     epilog.communicate()
 
 
-ENDED = f'echo "ended $1?" >> "$ASKED"; test $1 = {PILOT}'
-
-
-def prolog(node: Node, try_end: Path, job: int, gpus: str = "0") -> None:
-    environment = {**os.environ, "HOOK": node.hook, "ENDED": ENDED, "ASKED": str(node.asked)}
-    subprocess.run([try_end, "prolog", node.place, NODE, str(job), gpus], env=environment, check=True)
-
-
-def test_the_next_jobs_prolog_ends_what_an_epilog_left(node: Node, try_end: Path, job: JobCgroup) -> None:
+def test_the_next_jobs_prolog_ends_what_an_epilog_left(node: Node, job: JobCgroup) -> None:
     process = job.start("sh", "-c", STUBBORN)
     node.grant("", job=8, pilot=6)
     node("holds", 6, USER)
     node.grant(job.path)
-    prolog(node, try_end, 9)
+    node.prolog(9)
     assert process.wait(60) == -signal.SIGKILL
     assert sorted(node.asked.read_text().splitlines()) == [f"{MEMBER} hold", "ended 5?", "ended 6?"]
     assert {path.name for path in node.place.glob("job-*")} == {"job-6"}
     assert node.grants() == {"grant-8"}  # the next prolog asks no more about the one that ended
 
 
-def test_a_prolog_asks_nothing_where_no_other_job_has_shared(node: Node, try_end: Path, job: JobCgroup) -> None:
+def test_a_prolog_asks_nothing_where_no_other_job_has_shared(node: Node, job: JobCgroup) -> None:
     process = job.start("sh", "-c", STUBBORN)
-    prolog(node, try_end, 9)
+    node.prolog(9)
     node.grant(job.path)
-    prolog(node, try_end, PILOT)
+    node.prolog(PILOT)
     assert node.asked.read_text() == ""
     assert process.poll() is None
 
 
 @pytest.mark.parametrize("gpus", ["1", "2,10"])
-def test_a_prolog_asks_nothing_of_pilots_with_other_gpus(node: Node, try_end: Path, gpus: str) -> None:
+def test_a_prolog_asks_nothing_of_pilots_with_other_gpus(node: Node, gpus: str) -> None:
     node.grant("")
-    prolog(node, try_end, 9, gpus)
+    node.prolog(9, gpus)
     assert node.asked.read_text() == ""
-    prolog(node, try_end, 9, f"{gpus},0")
+    node.prolog(9, f"{gpus},0")
     assert node.asked.read_text() == f"ended {PILOT}?\n{MEMBER} hold\n"
 
 
-def test_a_prolog_asks_of_a_pilot_whose_epilog_has_begun(node: Node, try_end: Path) -> None:
+def test_a_prolog_asks_of_a_pilot_whose_epilog_has_begun(node: Node) -> None:
     node.grant("")
     (node.place / f"job-{PILOT}").unlink()
-    prolog(node, try_end, 9, "1")
+    node.prolog(9, "1")
     assert node.asked.read_text() == f"ended {PILOT}?\n{MEMBER} hold\n"
 
 
