@@ -22,7 +22,7 @@ SPANK_SOURCE = CHECKOUT / "slurm_plugin/spank"
 JOB_SUBMIT_SOURCE = CHECKOUT / "slurm_plugin/job_submit"
 CLI_FILTER_SOURCE = CHECKOUT / "slurm_plugin/cli_filter"
 _UNIFIED_SOURCE = CHECKOUT / "sandbox/unified_cgroup.c"
-_UNIFIED_LIBRARY = "/usr/local/lib/unified_cgroup.so"
+_UNIFIED_LIBRARY = Path("/usr/local/lib/unified_cgroup.so")
 
 #: `sinfo`'s columns that `parse_nodes` reads: name, state, reason.
 SINFO_FORMAT = "%N|%T|%E"
@@ -56,10 +56,7 @@ def install_spank(instance: Instance, progress: Progress) -> bool:
     if done.returncode != 0 or instances.run(instance, "test", "-f", str(SPANK_TARGET)).returncode != 0:
         progress.step(f"the SPANK plugin did not compile, so sbatch has no --muri here:\n{done.stderr.strip()}")
         return False
-    for host in instance.hosts:
-        target = instance.root_of(host) / SPANK_TARGET.relative_to("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(instance.root_of(CONTROLLER) / SPANK_TARGET.relative_to("/"), target)
+    _copy_from_controller(instance, SPANK_TARGET, instance.hosts)
     return True
 
 
@@ -74,19 +71,25 @@ def install_job_submit(instance: Instance, progress: Progress) -> bool:
 
 def hide_old_hierarchies(instance: Instance) -> None:
     """Let all programs on the nodes see cgroups as on a machine that has version 2 alone; Slurm's plugin insists."""
-    compiler = ("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", _UNIFIED_LIBRARY, str(_UNIFIED_SOURCE))
+    compiler = ("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", str(_UNIFIED_LIBRARY), str(_UNIFIED_SOURCE))
     require(instance, *compiler, logs=())
+    _copy_from_controller(instance, _UNIFIED_LIBRARY, instance.node_names)
     for node in instance.node_names:
-        root = instance.root_of(node)
-        library = _UNIFIED_LIBRARY.removeprefix("/")
-        shutil.copy(instance.root_of(CONTROLLER) / library, root / library)
-        (root / "etc/ld.so.preload").write_text(f"{_UNIFIED_LIBRARY}\n", encoding="utf-8")
+        (instance.root_of(node) / "etc/ld.so.preload").write_text(f"{_UNIFIED_LIBRARY}\n", encoding="utf-8")
 
 
 def install_cli_filter(instance: Instance) -> None:
     """Copy the cli_filter files to every host that has srun; the sandbox's own cli_filter.lua loads them."""
     for host in instance.host_names:
         _copy_lua(instance, host, CLI_FILTER_SOURCE, CLI_FILTER_TARGET)
+
+
+def _copy_from_controller(instance: Instance, file: Path, hosts: Iterable[str]) -> None:
+    inside = file.relative_to("/")
+    for host in hosts:
+        target = instance.root_of(host) / inside
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(instance.root_of(CONTROLLER) / inside, target)
 
 
 def _copy_lua(instance: Instance, host: str, source: Path, target: Path) -> None:

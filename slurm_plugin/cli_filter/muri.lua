@@ -67,7 +67,7 @@ local function held_on_node()
   return sum or tonumber(os.getenv("SLURM_GPUS_ON_NODE") or "")
 end
 
--- Whether this is an srun that starts a step of the member whose environment it has.
+-- True if this srun runs inside a member and starts a step of that member's job.
 local function starts_members_step(options)
   local job = os.getenv("SLURM_JOB_ID")
   return (os.getenv(PILOT) or "") ~= "" and job ~= nil and options.type == "srun" and options.jobid == job
