@@ -139,12 +139,13 @@ def test_a_group_on_a_node_whose_slurmd_lacks_the_plugin_goes_back_and_its_membe
     plugins = "/etc/slurm/plugstack.conf"
     driver.run("sh", "-c", f"cp {plugins} /tmp/plugstack.conf; : >{plugins}; scontrol reconfigure", user="root")
     try:
-        muri.cycle()
-        (pilot,) = muri.pilots()
-        assert driver.wait_state(pilot)["JobState"] == "FAILED"
-        assert "plugin\\u0020is\\u0020not\\u0020loaded" in driver.job(pilot)["Comment"]
-        muri.cycle()
-        assert all("plugin is not loaded by slurmd on node" in muri.explain(job) for job in jobs)
+        with muri.training():
+            muri.cycle()
+            (pilot,) = muri.pilots()
+            assert driver.wait_state(pilot)["JobState"] == "FAILED"
+            assert "plugin\\u0020is\\u0020not\\u0020loaded" in driver.job(pilot)["Comment"]
+            muri.cycle()
+            assert all("plugin is not loaded by slurmd on node" in muri.explain(job) for job in jobs)
         ended = muri.cycles_until_ended(*jobs).values()
     finally:
         driver.run("sh", "-c", f"cp /tmp/plugstack.conf {plugins}; scontrol reconfigure", user="root")
