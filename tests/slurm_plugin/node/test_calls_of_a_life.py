@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from virtual_clock import VirtualClock
@@ -13,7 +14,6 @@ from virtual_clock import VirtualClock
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.gateway.base import slurm_error
 from muri.slurm_plugin.node import dry_run, pilot, slurm_calls
-from muri.slurm_plugin.node.member_processes import MemberProcesses
 from muri.slurm_plugin.node.membership import SlurmMembership, requeue_member
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_tags import MemberState, Original
@@ -124,9 +124,8 @@ def live(slurm: Slurm, folder: Path, *, measured: bool = False) -> tuple[int, in
     runtime = Runtime(slurm, folder / "status.json", measured=measured)
     group = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")))
     slurm.clock.start(runtime.live)
-    watch = pilot.PilotWatch(
-        group, folder / "status.json", lambda: cast("Any", runtime), MemberProcesses(0), slurm.clock
-    )
+    processes = Mock(look=frozenset)  # /proc may show other tests' members
+    watch = pilot.PilotWatch(group, folder / "status.json", lambda: cast("Any", runtime), processes, slurm.clock)
     assert watch.watch() == 0
     return slurm.counts()
 
