@@ -116,6 +116,14 @@ class Place:
     member: MemberSpec  # The job's figures and options
 
 
+def cancelled_pilot(pilot: str, member: str) -> str:
+    """Return why a member goes back to the queue whose pilot job Slurm ends, for its user."""
+    return (
+        f"pilot job {pilot}, which held the GPUs of its group, was cancelled or has reached its time limit "
+        f"(to end this job alone: scancel {member})"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
     """A group."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from muri.files import RendezvousError, make_run_dir
+from muri.group_spec import cancelled_pilot
 from muri.launcher import protocol
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.environment import run_of
@@ -103,7 +104,6 @@ class Server:
         self._closing = False
         self.end_cause: str | None = None
         self.ended_by_signal = False
-        self._pilot_job = os.environ.get("SLURM_JOB_ID")  # in a member's thread this is the member's own
         self._latest: dict[str, tuple[int, MemberSession]] = {}
         self._unreported: set[MemberSession] = set()
         self._reported = threading.Condition()
@@ -279,12 +279,8 @@ class Server:
 
     def _signal_cause(self, member: str) -> str:
         """Return why a signal ended the runtime, for a member's user; "" if none did, or the runtime is not a job's."""
-        if self._pilot_job is None or not self.ended_by_signal:
-            return ""
-        return (
-            f"pilot job {self._pilot_job}, which held the GPUs of its group, was cancelled or has reached its time "
-            f"limit (to end this job alone: scancel {member})"
-        )
+        pilot = self._admission.pilot_job
+        return cancelled_pilot(pilot, member) if pilot is not None and self.ended_by_signal else ""
 
     def _listen(self, raw: socket.socket, session: MemberSession) -> None:
         try:

@@ -14,6 +14,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import may_try_again, out_of_memory_runs, out_of_memory_text
 from muri.slurm_plugin.records.comment_tags import MemoryRetry, memory_retry
 
+GOES_BACK = "the job goes back to the queue and runs alone next time"
 _FIRST_RETRY_S, _MOST_RETRY_S = 5.0, 60.0
 
 _Answer = TypeVar("_Answer")
@@ -65,7 +66,7 @@ class SlurmMembership:
         except NoSuchJobError:
             outcome = "Slurm is ending the job already, and it does not go back to the queue"
         else:
-            outcome = "the job goes back to the queue and runs alone next time"
+            outcome = GOES_BACK
         print(f"muri: {reason}; {outcome}", file=sys.stderr, flush=True)
 
     def _until_answered(self, job_id: str, ask: Callable[[], _Answer]) -> _Answer:

@@ -24,12 +24,12 @@ from muri.clock import MACHINE_CLOCK, Clock
 from muri.commands import run_command
 from muri.errors import UsageError
 from muri.files import default_run_dir, make_run_dir
-from muri.group_spec import GroupSpec, read_group
+from muri.group_spec import GroupSpec, cancelled_pilot, read_group
 from muri.inherited import settle_own
 from muri.pythons import OLDEST_OF_THREADS, look_at, of_members
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.node.member_processes import MemberProcesses, standard_error
-from muri.slurm_plugin.node.pilot_watches import GroupReports, Members, MemberWatch, NodeMonitor
+from muri.slurm_plugin.node.pilot_watches import GroupReports, Members, MemberWatch, NodeMonitor, runs_as_thread
 from muri.slurm_plugin.node.proof import MISSING, why_missing
 from muri.slurm_plugin.node.put_back import PutBack
 from muri.slurm_plugin.node.slurm_calls import state_of
@@ -115,7 +115,6 @@ class PilotWatch:
     def watch(self) -> int:
         """Return the pilot's exit code once the runtime or the last member has ended."""
         while True:
-            here = self._processes.look()
             if self._ended_by_slurm:
                 return self._end_for_slurm()
             code = self._runtime.poll()
@@ -126,7 +125,7 @@ class PilotWatch:
                 self._runtime = self._start_runtime()
             elif code is not None:
                 return self._end_without_runtime(code, status)
-            if self._members.is_over(status["members"], here):
+            if self._members.is_over(status["members"], self._processes.look()):
                 # The controller may have taken the members back while the runtime was ending because of a fault.
                 return int(self._end_runtime())
             self._reports.look(status)
@@ -139,14 +138,7 @@ class PilotWatch:
             "members %s go back to the queue. To end one job of a group, cancel that job (scancel %s), not the "
             "pilot job", self._pilot, ", ".join(self._group.ids), self._group.ids[0],
         )  # fmt: skip
-
-        def reason(member: str) -> str:
-            return (
-                f"pilot job {self._pilot}, which held the GPUs of its group, was cancelled or has reached its time "
-                f"limit (to end this job alone: scancel {member})"
-            )
-
-        self._put_back(reason, _PUT_BACK_S)
+        self._put_back(lambda member: cancelled_pilot(str(self._pilot), member), _PUT_BACK_S)
         self._end_runtime()
         return 1
 
@@ -160,12 +152,8 @@ class PilotWatch:
     def _put_back(self, reason: Callable[[str], str], within_s: float) -> None:
         """Put the members back; `muri run` does so itself for one that is a thread of the runtime."""
         members: Members = self._runtime_status()["members"]
+        threads = {name for name, member in members.items() if runs_as_thread(member)}
         found = self._processes.search()  # some may have come since the last look
-        threads = {
-            name
-            for name, member in members.items()
-            if member.get("state") == "running" and member.get("isolation") == "thread"
-        }
 
         def open_stderr(member: str) -> int | None:
             script = members.get(member, {}).get("script_pid")

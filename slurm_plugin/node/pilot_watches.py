@@ -361,11 +361,16 @@ def _members_in(status: Path) -> Members:
     return {name: each for name, each in members.items() if isinstance(each, dict)} if isinstance(members, dict) else {}
 
 
+def runs_as_thread(member: Mapping[str, Any]) -> bool:
+    """Return whether a member's script is a thread of the runtime now."""
+    return member.get("state") == "running" and member.get("isolation") == "thread"
+
+
 def watched_processes(members: Members, found: Mapping[str, Collection[int]]) -> dict[str, set[int]]:
     """Return the processes by which each member's use is measured; members that are the runtime's threads have none."""
     watched = {name: set(pids) for name, pids in found.items()}
     for name, member in members.items():
-        if member.get("state") == "running" and member.get("isolation") == "thread":
+        if runs_as_thread(member):
             watched.pop(name, None)
         elif member.get("state") == "running" and member.get("script_pid"):
             watched.setdefault(name, set()).add(member["script_pid"])

@@ -9,7 +9,7 @@ from typing import Final
 
 from muri.clock import Clock
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.node.membership import requeue_member
+from muri.slurm_plugin.node.membership import GOES_BACK, requeue_member
 from muri.slurm_plugin.node.slurm_calls import growing_pauses
 
 log = logging.getLogger("muri.pilot")
@@ -81,7 +81,7 @@ class PutBack:
         states[member] = state
 
     def _tell(self, stderr: int | None, member: str) -> None:
-        text = f"muri: {self._reason(member)}; the job goes back to the queue and runs alone next time\n"
+        text = f"muri: {self._reason(member)}; {GOES_BACK}\n"
         if stderr is not None:
             with contextlib.suppress(OSError):
                 os.write(stderr, text.encode())

@@ -101,17 +101,21 @@ class Group:
 
     def watch(self, *events: Event, **options: float) -> int:
         """Watch until the pilot job ends, while events come at their times; returns its exit code."""
+        self.expect(*events)
+        spec = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")), **options)
+        processes = cast("MemberProcesses", self)
+        self._pilot = pilot.PilotWatch(spec, self._status, self._start, processes, self.clock)
+        return self._pilot.watch()
+
+    def expect(self, *events: Event) -> None:
+        """Let events come at their times."""
 
         def happen() -> None:
             for at_s, event in events:
                 self.clock.sleep(at_s - self.clock())
                 event()
 
-        spec = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")), **options)
         self.clock.start(happen)
-        processes = cast("MemberProcesses", self)
-        self._pilot = pilot.PilotWatch(spec, self._status, self._start, processes, self.clock)
-        return self._pilot.watch()
 
     def look(self) -> frozenset[str]:
         """As the members' processes."""
@@ -408,13 +412,7 @@ def test_a_silent_slurmctld_keeps_no_canceled_pilot_from_its_end(group: Group) -
 
 def refuse(group: Group, *events: Event) -> None:
     """Let the pilot find no proof, while events come at their times."""
-
-    def happen() -> None:
-        for at_s, event in events:
-            group.clock.sleep(at_s - group.clock())
-            event()
-
-    group.clock.start(happen)
+    group.expect(*events)
     spec = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")))
     processes = cast("MemberProcesses", group)
     pilot.refuse(spec, "Muri's SPANK plugin is not loaded by slurmd on node n1", processes, group.clock)
@@ -445,10 +443,14 @@ def test_a_member_that_never_starts_on_a_node_without_the_plugin_is_left_to_the_
     assert len(group.asked) <= 12
 
 
+def script_that_writes_to(path: Path) -> "subprocess.Popen[bytes]":
+    """A process with its standard error in a file; it ends with the `with` around it."""
+    with path.open("wb") as output:
+        return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=output)
+
+
 def test_a_user_reads_on_the_jobs_own_standard_error_that_the_plugin_is_missing(group: Group, tmp_path: Path) -> None:
-    with (tmp_path / "slurm-1.out").open("wb") as output:
-        script = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=output)
-    with script:
+    with script_that_writes_to(tmp_path / "slurm-1.out") as script:
         group.found = {"1": [script.pid]}
         refuse(group)
     said = (tmp_path / "slurm-1.out").read_text()
@@ -459,9 +461,7 @@ def test_a_user_reads_on_the_jobs_own_standard_error_that_the_plugin_is_missing(
 def test_a_user_reads_on_the_jobs_own_standard_error_why_it_goes_back(
     group: Group, tmp_path: Path, attached: bool
 ) -> None:
-    with (tmp_path / "slurm-1.out").open("wb") as output:
-        script = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=output)
-    with script:
+    with script_that_writes_to(tmp_path / "slurm-1.out") as script:
         status = {"state": "running", "isolation": "process", "script_pid": script.pid} if attached else {}
         group.found = {"1": [2**22 + 1] if attached else [script.pid]}
         group.tell(members={"1": {"state": "waiting", **status}})
@@ -499,9 +499,7 @@ def test_a_job_that_goes_on_after_its_training_costs_few_questions(group: Group)
 
 
 def test_a_user_whose_job_slurm_ends_anyway_reads_nothing_of_a_way_back(group: Group, tmp_path: Path) -> None:
-    with (tmp_path / "slurm-1.out").open("wb") as output:
-        script = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=output)
-    with script:
+    with script_that_writes_to(tmp_path / "slurm-1.out") as script:
         group.states[1], group.found = "COMPLETING", {"1": [script.pid]}
         group.watch((7.1, group.cancel))
     assert (tmp_path / "slurm-1.out").read_text() == ""
