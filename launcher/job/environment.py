@@ -150,6 +150,12 @@ def threads_of(pid: int) -> list[Path]:
     return []
 
 
+def stat_of(task: Path) -> tuple[str, list[str]]:
+    """The name of a thread or process, given as its directory in /proc, and the fields of proc(5) from its state on."""
+    named, _, rest = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+    return named.partition("(")[2], rest.split()
+
+
 def children_of(threads: Iterable[Path]) -> Iterator[int]:
     """The processes that these threads have started and that still exist."""
     for thread in threads:

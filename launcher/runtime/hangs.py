@@ -39,6 +39,7 @@ from muri.launcher.job.environment import (
     MURIS_OWN,
     children_of,
     hang_timeout_s,
+    stat_of,
     threads_of,
     threads_of_trees,
 )
@@ -122,7 +123,7 @@ class ThreadMeter:
         readings, states, cpu_ns = {}, set(), 0
         for thread in threads:
             with contextlib.suppress(OSError, IndexError, ValueError):
-                name, fields = _stat(thread)
+                name, fields = stat_of(thread)
                 if name == MURIS_OWN:
                     continue
                 reading = readings[thread] = self._read(thread, fields[0], _cpu_ns(thread, fields))
@@ -152,14 +153,8 @@ def is_stopped(pid: int) -> bool:
     states = set()
     for thread in threads_of(pid):
         with contextlib.suppress(OSError, IndexError):
-            states.add(_stat(thread)[1][0])
+            states.add(stat_of(thread)[1][0])
     return states == {_STOPPED}
-
-
-def _stat(thread: Path) -> tuple[str, list[str]]:
-    """Return a thread's name, and the fields of proc(5) from its state on."""
-    named, _, rest = (thread / "stat").read_text().rpartition(")")
-    return named.partition("(")[2], rest.split()
 
 
 def _cpu_ns(thread: Path, stat: list[str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from muri.launcher import protocol
-from muri.launcher.job.environment import descendants_of
+from muri.launcher.job.environment import descendants_of, stat_of
 
 _PIDFD_SEND_SIGNAL: Final = 424
 _PIDFD_OPEN: Final = 434
@@ -110,13 +110,14 @@ def _ends_within(file: int, timeout_ms: int | None) -> bool:
 
 
 def _open_pidfd(pid: int) -> int:
-    """Return a file that stands for a process; -1 where there is no such process, or the kernel is older than 5.3."""
+    """Return a descriptor of a process (a pidfd); -1 if there is no such process, or the kernel is older than 5.3."""
     return int(_libc.syscall(_PIDFD_OPEN, pid, 0)) if pid > 0 else -1
 
 
 def _begun(pid: int) -> str:
     """Return when a process has begun, in the kernel's count; "" where none runs with that number."""
-    with contextlib.suppress(OSError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() if pid > 0 else ["Z"]
-        return "" if fields[0] in _ENDED else fields[19]
+    if pid > 0:
+        with contextlib.suppress(OSError, IndexError):
+            _, fields = stat_of(Path(f"/proc/{pid}"))
+            return "" if fields[0] in _ENDED else fields[19]
     return ""
