@@ -24,7 +24,7 @@ from muri.text import json_of
 
 VERSION: Final = 1
 PILOT_VARIABLE: Final = "MURI_PILOT"
-"""In a member's environment, set by the SPANK plugin: the pilot job whose GPUs are open for it."""
+"""Names the pilot job of a member's group. The SPANK plugin sets it when it lets the member use that job's GPUs."""
 
 NO_JOB: Final = "0"
 """Stands for the pilot job of a runtime outside of Slurm."""

@@ -55,9 +55,9 @@ class NoMemberError(RuntimeLostError):
 
 
 def find_runtime(environment: Mapping[str, str], pilot: str) -> socket.socket | None:
-    """Connect to the runtime of a pilot job, on one GPU or of this process's rank; None when there is none.
+    """Connect to a pilot job's runtime; None when there is none.
 
-    Errors are those of `open_runtime`.
+    In a group of several ranks it is the runtime of this process's rank. Errors are those of `open_runtime`.
     """
     run_dir, rank = default_run_dir(environment), task_of(environment)[0]
     return open_runtime(protocol.pilot_socket(run_dir, pilot)) or open_runtime(
@@ -181,7 +181,7 @@ def _forwarding(connection: socket.socket) -> Iterator[list[int]]:
 def wait_for_runtime(
     environment: Mapping[str, str], pilot: str, membership: Callable[[], Membership], clock: Clock = MACHINE_CLOCK
 ) -> socket.socket:
-    """Wait for the runtime of the pilot job whose GPUs are open for this job; `membership` is loaded when needed.
+    """Wait for the runtime of this job's group; if it is late, ask `membership()` whether the pilot job still runs.
 
     Raises:
         RuntimeLostError: No runtime came, or it cannot be trusted.

@@ -371,9 +371,9 @@ def _words_of(pid: int, name: str) -> list[bytes]:
 
 
 class SuspensionWatch:
-    """Pauses members whose jobs are suspended: `scontrol suspend` stops the processes of the member's own job.
+    """Pauses each member whose job is suspended: `scontrol suspend` stops the processes of that job.
 
-    The script's process is one of them; of a thread it is its `muri run`. The runtime knows it from the socket.
+    One of them is the script, or the `muri run` of one that is a thread here; the runtime knows it from the socket.
     Depending on ProctrackType Slurm stops it by SIGSTOP or by the freezer of its control group; the kernel shows both.
     """
 

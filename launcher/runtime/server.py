@@ -220,7 +220,7 @@ class Server:
         self._listen(connection, session)
 
     def _begin(self, session: MemberSession, script: str) -> bool:
-        """Note that a session starts; False where the member has one whose script has not ended yet."""
+        """Note the start of a session; return False if another script of the member still runs."""
         while not self._table.begin(session, script):
             _, before = self._latest.get(session.member, (0, None))
             if not isinstance(before, ProcessSession) or not before.is_over:

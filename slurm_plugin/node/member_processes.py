@@ -71,7 +71,7 @@ def _parent(pid: int) -> int:
 
 
 def standard_error(pids: Iterable[int]) -> int | None:
-    """Open the standard error of the first of this user's processes whose one can be opened; None where none can."""
+    """Try these processes in turn, and return the first standard error that can be opened; None if there is none."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended, or closed it; or it is a socket

@@ -24,7 +24,7 @@ def socket_folder(folder: Path) -> Path:
 
 
 def as_member(folder: Path, job_id: str) -> dict[str, str]:
-    """Variables of a job that Slurm would have made a member of the group whose runtime works in this folder."""
+    """Return the variables by which a job finds this folder's runtime, as they are set in a member's job."""
     return {"SLURM_JOB_ID": job_id, "MURI_RUN_DIR": str(socket_folder(folder)), PILOT_VARIABLE: NO_JOB}
 
 

@@ -414,9 +414,9 @@ def test_who_has_trained_must_not_be_idle_unless_it_waits_for_its_turn_or_slurm_
     assert [session.hung for session in sessions] == [True, True, False, False]
 
 
-def test_a_script_whose_process_cannot_be_seen_from_here_is_not_called_idle() -> None:
+def test_a_script_whose_process_cannot_be_seen_from_here_is_not_called_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     unseen, waiting = sessions = Idle("1"), Idle("2")
-    unseen.roots = Roots  # type: ignore[method-assign]
+    monkeypatch.setattr(unseen, "roots", Roots)
     group = Watched(*sessions)
     group.arbiter.acquire("1", 0)
     waits = group.waits(("2", 0))
