@@ -1,6 +1,6 @@
 """Reads a trace back, and draws which member held which resource when.
 
-A trace is Chrome trace events, also of a runtime that was killed, or JSON lines.
+A trace is Chrome trace events, also of a runtime that was killed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -167,7 +167,7 @@ def read_slices(path: Path) -> list[Slice]:
     except (OSError, UnicodeDecodeError) as error:
         raise TraceFileError(f"cannot read the trace {path}: {error}") from error
     try:
-        slices = list(_from_lines(text) if path.suffix == ".jsonl" else _from_events(load_events(text)))
+        slices = list(_from_events(load_events(text)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"an event lacks {error}" if isinstance(error, KeyError) else error
         raise TraceFileError(
@@ -211,13 +211,3 @@ def _from_events(events: Iterable[Mapping[str, Any]]) -> Iterable[Slice]:
         if what == "wait" or what in STAGES:
             start_s = event["ts"] / 1e6
             yield Slice(track.removeprefix("job ").partition(",")[0], what, start_s, start_s + event["dur"] / 1e6)
-
-
-def _from_lines(text: str) -> Iterable[Slice]:
-    for line in text.splitlines():
-        event = json_of(line)
-        if not isinstance(event, dict):
-            raise ValueError("a line is not an event")  # noqa: TRY004 (the content is wrong, not an argument's type)
-        if event["wait_s"] > 0:
-            yield Slice(event["member"], "wait", event["start_s"] - event["wait_s"], event["start_s"])
-        yield Slice(event["member"], event["stage"], event["start_s"], event["end_s"])

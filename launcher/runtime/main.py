@@ -28,7 +28,7 @@ from muri.launcher.runtime.link import Place
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.ranks import Ranks
 from muri.launcher.runtime.server import Server, SessionFactory
-from muri.launcher.script.trace import open_trace
+from muri.launcher.script.trace import Trace
 from muri.launcher.sessions.setup import has_gpu, take_short_turns, wait_without_spinning
 from muri.launcher.threads import SharedProcess, shared_process
 from muri.text import log_handler, printable_lines
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--group", required=True, help="The group, as the JSON of muri.group_spec.GroupSpec.")
     add("--run-dir", type=Path, help="Directory of the sockets, mode 0700.")
     add("--status-file", type=_path, help="JSON status, written every second.")
-    add("--trace", type=_path, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl.")
+    add("--trace", type=_path, help="Trace for Perfetto (Chrome trace events).")
     add("--preload", default="torch", help="Modules to import ahead, comma-separated (default: %(default)s).")
     add("--world-size", type=int, default=1, help="Runtimes of the group, one per GPU; srun numbers them.")
     add("--grace-s", type=float, default=10.0, help="Seconds that scripts get to end at SIGTERM (%(default)s).")
@@ -176,7 +176,7 @@ class Runtime:
         pausing = PausingArbiter(arbiter)
         self._suspension = SuspensionWatch(self._table.running, pausing)
         name = f"group {','.join(group.ids)}"
-        self._trace = None if options.trace is None else open_trace(options.trace, name, shared=in_turns)
+        self._trace = None if options.trace is None else Trace(options.trace, name, shared=in_turns)
         self._table.watch(arbiter, has_gpu=options.node.has_gpu, threads=self._threads)
         factory = SessionFactory(pausing, self._table, self._trace, self._threads)
         admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table)

@@ -17,7 +17,7 @@ from typing import Final
 from muri.launcher.job.environment import task_of
 from muri.launcher.job.stage_clock import STAGE_COUNT, FreePace, IntervalListener, StageClock, TurnsPace
 from muri.launcher.process_gate import gate_from_environment
-from muri.launcher.script.trace import open_trace
+from muri.launcher.script.trace import Trace
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
 from muri.profiler.records import STAGES, UNEXPLAINED_SHARE, UNMARKED, WAITS_UNSEEN
 from muri.text import counted
@@ -138,7 +138,7 @@ def _measure(clock: StageClock, request: DryRunRequest) -> None:
 
 def _solo_trace(path: Path, environment: Mapping[str, str]) -> IntervalListener:
     member = environment.get("SLURM_JOB_ID", "solo")
-    trace = open_trace(path, f"job {member}", shared=False)
+    trace = Trace(path, f"job {member}", shared=False)
     atexit.register(trace.close)
     pending = 0
 

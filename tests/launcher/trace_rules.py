@@ -9,11 +9,10 @@ def require_valid(events: list[dict[str, Any]]) -> None:
     for event in events:
         assert isinstance(event["name"], str)
         assert isinstance(event["pid"], int)
-        assert event["ph"] in {"M", "X", "i", "C"}
+        assert event["ph"] in {"M", "X", "i"}
         if event["ph"] != "M":
             assert isinstance(event["ts"], int)
-        if event["ph"] in {"M", "X", "i"}:
-            assert isinstance(event["tid"], int)
+        assert isinstance(event["tid"], int)
         if event["ph"] == "X":
             assert isinstance(event["dur"], int)
             assert event["dur"] >= 0

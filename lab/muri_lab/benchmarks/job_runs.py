@@ -212,7 +212,7 @@ def running(setting: Setting) -> Iterator[Run]:
 def run_traced(setting: Setting, job: str) -> Alone:
     """Run a job alone and trace its stages."""
     with running(setting) as run:
-        trace = run.folder / "trace.jsonl"
+        trace = run.folder / "trace.json"
         run.start_job(job, MURI_TRACE=str(trace))
         return Alone(1 / run.measure()[job], stage_shares(trace))
 

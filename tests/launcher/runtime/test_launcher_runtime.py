@@ -17,6 +17,7 @@ from launcher_harness import LOOP, Launcher, ends
 from polling import DEADLINE_S, until
 from two_members import run_both
 
+from examples.demo.timeline import read_slices
 from muri.errors import UsageError
 from muri.launcher.runtime.main import cpus_of, read_options
 
@@ -167,7 +168,7 @@ def test_client_that_is_killed_cancels_its_session_only(launcher: Launcher, disc
 
 
 def test_status_file_counts_sessions_iterations_and_stages(launcher: Launcher) -> None:
-    runtime = launcher.threads("101", "102", options=("--trace", str(launcher.folder / "trace.jsonl")))
+    runtime = launcher.threads("101", "102", options=("--trace", str(launcher.folder / "trace.json")))
     script = launcher.script(LOOP)
     for _ in range(2):
         assert ends(launcher.member("101", script, 20)) == 0
@@ -182,10 +183,10 @@ def test_status_file_counts_sessions_iterations_and_stages(launcher: Launcher) -
     assert 0.002 <= member["stage_s"]["propagate"] <= member["iteration_s"]
     runtime.terminate()
     assert ends(runtime) == 0
-    events = [json.loads(line) for line in (launcher.folder / "trace.jsonl").read_text().splitlines()]
-    assert sum(event["stage"] == "propagate" for event in events) == 40
-    assert all(event["start_s"] <= event["end_s"] and event["member"] == "101" for event in events)
-    assert abs(events[-1]["end_s"] - time.time()) < 3600
+    slices = read_slices(launcher.folder / "trace.json")
+    assert sum(piece.what == "propagate" for piece in slices) == 40
+    assert all(piece.start_s <= piece.end_s and piece.member == "101" for piece in slices)
+    assert abs(slices[-1].end_s - time.time()) < 3600
 
 
 def test_second_script_of_a_member_at_the_same_time_runs_beside_the_thread(launcher: Launcher) -> None:

@@ -11,6 +11,8 @@ import pytest
 from launcher_harness import LOOP, MURI, Launcher, ends, gone
 from polling import until
 
+from examples.demo.timeline import read_slices
+
 OWN = {"MURI_ISOLATION": "process"}
 HOLDER = """
     import os, time
@@ -74,7 +76,7 @@ def test_everything_a_script_sees_is_as_alone_and_so_is_what_its_job_sees_of_it(
 
 
 def test_processes_and_a_thread_take_turns(launcher: Launcher) -> None:
-    launcher.threads("101", "102", "103", options=("--trace", str(launcher.folder / "trace.jsonl")))
+    launcher.threads("101", "102", "103", options=("--trace", str(launcher.folder / "trace.json")))
     loop = launcher.script(LOOP)
     processes = [launcher.member(job, loop, "60", **OWN) for job in ("101", "102")]
     processes.append(launcher.member("103", loop, "60"))
@@ -85,9 +87,9 @@ def test_processes_and_a_thread_take_turns(launcher: Launcher) -> None:
     assert [members[job]["iterations"] for job in ("101", "102", "103")] == [60, 60, 60]
     assert [members[job]["isolation"] for job in ("101", "102", "103")] == ["process", "process", "thread"]
     assert members["101"]["stage_s"]["propagate"] > 0.0015
-    held = [json.loads(line) for line in (launcher.folder / "trace.jsonl").read_text().splitlines()]
+    held = read_slices(launcher.folder / "trace.json")
     for stage in ("propagate", "synchronize"):  # of the CPU there may be several tokens
-        spans = sorted((e["start_s"], e["end_s"], e["member"]) for e in held if e["stage"] == stage)
+        spans = sorted((p.start_s, p.end_s, p.member) for p in held if p.what == stage)
         assert {member for _, _, member in spans} == {"101", "102", "103"}
         overlaps = [(a, b) for a, b in itertools.pairwise(spans) if b[0] < a[1] - 1e-4]
         assert overlaps == []
