@@ -129,6 +129,10 @@ class Workshop:
                 except subprocess.TimeoutExpired:
                     runtime.kill()
                     runtime.wait()
+            told = json.loads((folder / "status.json").read_text())["members"]
+        for job, script in members.items():
+            if found[script.name].exit_code == 0 and not told[job]["sessions"]:
+                raise BenchmarkError(f"{script.name} ran outside of its group: this compares it with itself alone")
         return found
 
     def _start(self, script: Script, prefix: Sequence[str], own: Mapping[str, str]) -> "_Run":

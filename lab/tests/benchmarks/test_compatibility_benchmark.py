@@ -72,6 +72,21 @@ def test_a_group_gives_what_each_script_gives_alone_and_a_difference_is_found(co
     assert not (tmp_path / "cache" / "streams" / "train" / "out").exists()
 
 
+def test_a_script_that_ran_outside_of_its_group_is_no_result(compatibility, benchmark, monkeypatch, tmp_path) -> None:
+    runs = benchmark("compatibility_runs")
+    monkeypatch.setattr(runs, "MURI_RUN", (sys.executable,))
+    clones = make_repository(tmp_path, train=TRAIN, other=TRAIN)
+    scripts = [
+        compatibility.Script(name, "someone/examples", (f"{name}.py",), copies={f"{name}.py": "src/"})
+        for name in ("train", "other")
+    ]
+    workshop = runs.Workshop(runs.Place(clones, Path(sys.executable), tmp_path / "cache"))
+    for script in scripts:
+        workshop.prepare(script)
+    with pytest.raises(runs.BenchmarkError, match="train ran outside of its group"):
+        workshop.run_group(scripts, "process")
+
+
 def test_losses_and_steps_are_counted_from_outside(observation, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
