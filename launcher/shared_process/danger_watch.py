@@ -28,8 +28,8 @@ from muri.launcher.job.script import after_import
 KNOWN: Final = frozenset(
     {
         "PIL", "_distutils_hack", "dill", "filelock", "fsspec", "functorch", "jinja2", "markupsafe", "mpmath", "muri",
-        "networkx", "numpy", "nvidia", "packaging", "pkg_resources", "pynvml", "setuptools", "six", "sympy", "torch",
-        "torchgen", "torchvision", "tqdm", "triton", "typing_extensions",
+        "networkx", "numpy", "nvidia", "packaging", "pkg_resources", "pynvml", "setuptools", "six", "sympy", "tabulate",
+        "torch", "torchgen", "torchvision", "tqdm", "triton", "typing_extensions",
     }
 )  # fmt: skip
 """Packages of which threads may share one copy: PyTorch, its imports, and images."""

@@ -76,6 +76,13 @@ def test_an_ordinary_loop_is_no_danger_but_for_its_length(launcher: Launcher) ->
     assert dangers(launcher, text, "8:2") == {"interpreter"}  # too short to tell
 
 
+def test_a_package_that_pytorch_imports_at_its_end_is_no_danger(launcher: Launcher) -> None:
+    launcher.script("", "tabulate.py")
+    script = launcher.script("import tabulate" + REST + LOOP, folder="own")
+    _, result = launcher.dry_run("8:2", script, PYTHONPATH=str(launcher.folder))
+    assert result["detail"]["dangers"] == ["interpreter"]
+
+
 def test_a_loop_that_waits_is_no_danger(launcher: Launcher) -> None:
     rests = """
         import threading
