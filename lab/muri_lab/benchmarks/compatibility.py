@@ -35,7 +35,6 @@ from muri_lab.benchmarks.compatibility_runs import HERE, LIMIT_S, Place, Worksho
 from muri_lab.benchmarks.compatibility_scripts import SCRIPTS, TWINS, Script
 from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError
 
-ROOT = HERE.parents[2]
 RESULT = HERE / "results" / "compatibility.json"
 REQUIREMENTS = HERE / "compatibility_requirements.txt"
 CACHE = Path.home() / ".cache" / "muri" / "compatibility"

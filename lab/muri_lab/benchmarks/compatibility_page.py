@@ -5,13 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-_WHY = {
-    ("word-lstm", "thread"): "the whole model is pickled, and names its LSTM's weights twice where it would refer to"
-    " the first name. Plain Python does so, too, once another LSTM was made in the same process. All weights are the"
-    " same bit for bit ([shared-process.md](shared-process.md#what-threads-share))"
-}
-"""Of differences between runs of a script in a way, where that was found out."""
-
 _wrapped = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
 
 LEAST_SHARE = 0.9  # Share of an iteration that a profile should find in stages
@@ -80,15 +73,11 @@ script's arguments, and the edits where a script asks for a GPU, sets no seed or
 def page_of(result: Mapping[str, Any]) -> str:
     """The page."""
     scripts = result["scripts"]
-    machine = result["machine"]
     head = _HEAD.format(
-        python=machine["python"], cores=machine["cores"], commit=machine["commit"], seed=result["seed"],
-        rounds=result["rounds"],
+        **result["machine"], seed=result["seed"], rounds=result["rounds"],
         counts="\n".join(f"| {_way(way)} | {same} of {of} |" for way, (same, of) in result["counts"].items() if of),
-        rows="\n".join(map(_row, scripts)), stages=_stages(scripts),
-        admitted=_admitted(scripts),
-        varying="\n".join(filter(None, map(_varying, scripts))) or "- nothing",
-        frozen="".join(map(_frozen, scripts)),
+        rows="\n".join(map(_row, scripts)), stages=_stages(scripts), admitted=_admitted(scripts),
+        varying="\n".join(filter(None, map(_varying, scripts))) or "- nothing", frozen="".join(map(_frozen, scripts)),
     )  # fmt: skip
     sources = sorted({script["source"] for script in scripts if "/" in script["source"]})
     return head + _differences(scripts) + _TAIL.format(repositories=", ".join(sources))
@@ -176,6 +165,5 @@ def _differences(scripts: Iterable[Mapping[str, Any]]) -> str:
             if run["differences"]:
                 beside = f" beside {', '.join(run['with'])}" if run["with"] else ""
                 told = "; ".join(each.replace("|", "\\|")[:160] for each in run["differences"][:3])
-                why = _WHY.get((script["name"], way))
-                lines.append(f"- {script['name']}, {way}{beside}: {told}{f'. Why: {why}' if why else ''}")
+                lines.append(f"- {script['name']}, {way}{beside}: {told}")
     return f"\n## What differed\n\n{chr(10).join(lines)}\n" if lines else ""

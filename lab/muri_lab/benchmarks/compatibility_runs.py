@@ -147,13 +147,12 @@ class Workshop:
         places = {"HOME": str(work / "home"), "COMPATIBILITY_LOG": str(streams / "log")}
         of_script = {name: value.format(src=work / "src") for name, value in script.environment.items()}
         environment = self._environment() | own | places | of_script
-        out, err = streams / "out", streams / "err"
-        with out.open("wb") as out_file, err.open("wb") as err_file:
+        with (streams / "out").open("wb") as out_file, (streams / "err").open("wb") as err_file:
             process = subprocess.Popen(
                 [*prefix, *map(str, command)], cwd=work / script.cwd, env=environment, stdin=subprocess.DEVNULL,
                 stdout=out_file, stderr=err_file, start_new_session=True,
             )  # fmt: skip
-        return _Run(script, process, out, err, streams / "log")
+        return _Run(script, process, streams)
 
     def _await(self, runs: Sequence["_Run"]) -> dict[str, int | None]:
         waited_s = 0.0
@@ -174,7 +173,7 @@ class Workshop:
     def _end(self, run: "_Run", codes: Mapping[str, int | None]) -> Observation:
         name = run.script.name
         files = written(self._files[name], files_of(self._work(run.script)))
-        return observe(codes[name], run.log, files, run.out, run.err)
+        return observe(codes[name], run.streams / "log", files, run.streams / "out", run.streams / "err")
 
     def _environment(self) -> dict[str, str]:
         own = {name: os.environ[name] for name in _KEPT if name in os.environ}
@@ -231,9 +230,7 @@ class _Run:
 
     script: Script
     process: "subprocess.Popen[bytes]"
-    out: Path
-    err: Path
-    log: Path
+    streams: Path  # Its `out` and `err`, and the folder `log`
 
 
 def draw_groups(names: Sequence[str], rounds: int, seed: int) -> list[list[tuple[str, ...]]]:

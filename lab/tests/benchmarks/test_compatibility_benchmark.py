@@ -109,6 +109,17 @@ def test_losses_and_steps_are_counted_from_outside(observation, tmp_path: Path) 
     assert (found.steps, found.loss_count) == (2, 4)
 
 
+def test_a_checkpoint_is_compared_by_its_texts_and_values(observation, tmp_path: Path) -> None:
+    import torch
+
+    def digest_of(name: str, value: float) -> str:
+        torch.save({"weight": torch.tensor([value]), "names": [name, name], "shape": [(1,), (1,)]}, tmp_path / "m.pt")
+        return observation.digest(tmp_path / "m.pt")
+
+    assert digest_of("weight", 1.0) == digest_of("-weight"[1:], 1.0)  # the same text, and another object
+    assert len({digest_of("weight", 1.0), digest_of("weight", 2.0), digest_of("bias", 1.0)}) == 3
+
+
 def test_what_two_plain_runs_have_not_alike_is_not_compared(observation) -> None:
     one = observation.Observation(0, 8, ("a",), 8, {"model.pt": "1", "events": "2"}, "loss 1.5\nend\n", "x")
     two = replace(one, losses=("b",), files={"model.pt": "1", "events": "3"}, out="loss 1.7\nend\n", err="y")
