@@ -1,4 +1,4 @@
-"""What the launcher asks of the scheduler: is this job a member of a group, and requeue it.
+"""What the launcher asks of Slurm: is this job a member of a group, and requeue it.
 
 A script's own process asks through Muri's own Python (`python -m` this module): only there is what speaks Slurm.
 """
@@ -10,20 +10,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from muri.errors import MuriError
 from muri.inherited import settle
 from muri.pythons import own_command
 
 if TYPE_CHECKING:
-    from muri.group_spec import Place
+    from muri.slurm_plugin.node.membership import SlurmMembership
 
-ENTRY_POINTS: Final = "muri.schedulers"
-"""Group of the entry points by which a scheduler makes itself known (pyproject.toml)."""
-
-OWN: Final = ("slurm", "muri.slurm_plugin.node.membership:SlurmMembership")
-"""Muri's own scheduler, for a Python that finds Muri through PYTHONPATH and so knows no entry points."""
+    Membership = SlurmMembership
+else:
+    Membership = Any
 
 MODULE: Final = "muri.launcher.job.scheduler"
 REQUEUE_STOPPED: Final = "requeue-stopped"
@@ -47,92 +46,34 @@ class SchedulerCallError(MuriError):
     """The scheduler could not be asked, or refused."""
 
 
-class Membership:
-    """A job's standing with the scheduler; each method raises a `MuriError` when the scheduler cannot do it now.
-
-    This one stands in where there is no scheduler: there are no groups, and no job can be requeued.
-    """
-
-    def await_place(self, job_id: str) -> Place | None:
-        """As `place_of`, but ask until the scheduler answers: running alone could mean running twice."""
-        return None
-
-    def requeue(self, job_id: str, reason: str) -> None:
-        """Put the job back into the queue; the scheduler then ends its processes."""
-        raise MembershipError(f"job {job_id} cannot be requeued: Muri's Slurm part is not installed here")
-
-    def place_of(self, job_id: str) -> Place | None:
-        """The place of the job in the group that it was released to run in, None when it is in none."""
-        return None
-
-    def runs(self, job_id: str) -> bool:
-        """Whether the job runs and is not being ended; a job that cannot be requeued counts as not running."""
-        return False
-
-    def requeue_for_memory(self, job_id: str) -> bool:
-        """Requeue a job that ran out of GPU memory beside others, to ask for more or run alone then.
-
-        False where no controller would plan it again, or it was put back too often.
-        """
-        return False
-
-    def requeue_stopped(self, job_id: str, run: int) -> None:
-        """Requeue a job that was saved in its run number `run`, so that it resumes later; its processes are ended."""
-        self.requeue(job_id, "")
-
-    def declare_checkpoint(self, job_id: str, run: int) -> None:
-        """Tell the controller that this run of the job can be stopped and resumed."""
-
-    def groups(self) -> list[dict[str, Any]]:
-        """The caller's running groups on all nodes, each in the form of a runtime's status file, as far as is known."""
-        return []
-
-
 def load_membership() -> Membership:
-    """Return the scheduler that is installed here by an entry point, Muri's own where there is none.
+    """Return what speaks Slurm; loading it takes tens of milliseconds, which most runs of `muri run` can save.
 
     Raises:
-        MembershipError: Several are installed, or the one cannot be used.
+        MembershipError: It is not installed, or broken.
     """
-    # Costs tens of milliseconds, which most runs of `muri run` can save.
-    from importlib.metadata import EntryPoint, entry_points
-
-    points = tuple(entry_points(group=ENTRY_POINTS)) or (EntryPoint(*OWN, ENTRY_POINTS),)
-    if len(points) > 1:
-        names = ", ".join(f"{point.name} ({point.value})" for point in points)
-        raise MembershipError(f"several schedulers are installed for Muri: {names}; uninstall all but one")
     try:
-        return cast("Membership", points[0].load()())
-    except (ImportError, AttributeError) as error:
-        raise MembershipError(
-            f"the scheduler {points[0].name} ({points[0].value}) cannot be used: {error}; install Muri anew"
-        ) from error
+        made: Membership = import_module("muri.slurm_plugin.node.membership").SlurmMembership()
+    except ImportError as error:
+        raise MembershipError(f"Muri's Slurm part cannot be used: {error}; install Muri anew") from error
+    return made
+
+
+# From the script's own process; a SchedulerCallError where Slurm did not accept it.
 
 
 def requeue_stopped(job_id: str, run: int) -> bool:
-    """Requeue a job that was saved, from the script's own process; return False if it is being ended anyway.
-
-    Raises:
-        SchedulerCallError: The scheduler did not accept it.
-    """
+    """Requeue a job that was saved; return False if it is being ended anyway."""
     return _call(REQUEUE_STOPPED, job_id, run) == DONE
 
 
 def requeue_for_memory(job_id: str, run: int) -> bool:
-    """Requeue a job that ran out of GPU memory beside others, from the script's own process; see `Membership`.
-
-    Raises:
-        SchedulerCallError: The scheduler did not accept it.
-    """
+    """Requeue a job that ran out of GPU memory beside others; return False if it may not try again."""
     return _call(REQUEUE_FOR_MEMORY, job_id, run) == DONE
 
 
 def declare_checkpoint(job_id: str, run: int) -> None:
-    """Tell the controller, from the script's own process, that this run of the job can be stopped and resumed.
-
-    Raises:
-        SchedulerCallError: The scheduler did not accept it.
-    """
+    """Tell the controller that this run of the job can be stopped and resumed."""
     _call(DECLARE_CHECKPOINT, job_id, run)
 
 

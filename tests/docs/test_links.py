@@ -12,7 +12,7 @@ LINK = re.compile(r"\]\(([^)#\s]*)#?([^)\s]*)\)")
 FILE = re.compile(rf"(?<![\w/.~$-])(?:{ROOMS})/[\w./-]*\w|`([\w.-]+(?:/[\w.-]+)+\.(?:py|c|lua|yaml|md))`")
 MODULE = re.compile(r"(?<![\w/:])muri(?:\.[a-zA-Z_]+)+")
 # Files of a site, a unit, the Lua module and a group of entry points.
-NO_MODULES = {"muri.yaml", "muri.mount", "muri.lua", "muri.submit", "muri.modify", "muri.gate", "muri.schedulers"}
+NO_MODULES = {"muri.yaml", "muri.mount", "muri.lua", "muri.submit", "muri.modify", "muri.gate"}
 
 
 def fragments(page):

@@ -1,8 +1,7 @@
 """A member whose runtime fails it is requeued: it neither ends as if done, nor runs twice, nor without its GPUs."""
 
-import importlib.metadata
 import json
-from importlib.metadata import EntryPoint
+import sys
 
 import pytest
 from launcher_harness import Launcher, ends
@@ -11,7 +10,7 @@ from requeue_client import SLEEPER, member
 from virtual_clock import VirtualClock
 
 from muri.errors import MuriError
-from muri.launcher.job.scheduler import Membership, MembershipError, load_membership
+from muri.launcher.job.scheduler import MembershipError, load_membership
 from muri.launcher.run import command
 from muri.launcher.run.client import RuntimeLostError
 
@@ -162,7 +161,7 @@ def test_only_a_job_that_asked_for_muri_and_sees_no_gpu_may_be_a_member() -> Non
         assert not command.may_be_member({"MURI_JOB": "on", **seen})
 
 
-class Refusing(Membership):
+class Refusing:
     """Refuses a number of requeues."""
 
     def __init__(self, times: int, *, for_good: bool = False) -> None:
@@ -194,29 +193,7 @@ def test_refused_requeue_is_tried_again_and_then_told(membership: Refusing, mess
     assert clock() == waited_s
 
 
-def test_absent_scheduler_plugin_means_no_groups() -> None:
-    membership = Membership()
-    assert membership.await_place("101") is None
-    with pytest.raises(MembershipError, match="not installed"):
-        membership.requeue("101", "reason")
-
-
-def test_the_installed_scheduler_is_found_by_its_entry_point() -> None:
-    assert type(load_membership()).__name__ == "SlurmMembership"
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (["muri.no_such_room:Membership"], r"one \(muri.no_such_room:Membership\) cannot be used: No module named"),
-        (["muri.errors:Membership"], "cannot be used: .*has no attribute 'Membership'"),
-        (["muri.errors:MuriError", "muri.errors:UsageError"], "several schedulers are installed for Muri: one .*, two"),
-    ],
-)
-def test_a_broken_scheduler_is_told_and_not_taken_for_none(
-    values: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    points = [EntryPoint(name, value, "muri.schedulers") for name, value in zip(("one", "two"), values, strict=False)]
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
-    with pytest.raises(MembershipError, match=message):
+def test_a_broken_slurm_part_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "muri.slurm_plugin.node.membership", None)
+    with pytest.raises(MembershipError, match=r"cannot be used: import of muri\.slurm_plugin"):
         load_membership()

@@ -15,11 +15,11 @@ from virtual_clock import VirtualClock
 from muri.errors import MuriError
 from muri.group_spec import MemberSpec, Place
 from muri.launcher import protocol
-from muri.launcher.job.scheduler import Membership, MembershipError
+from muri.launcher.job.scheduler import MembershipError
 from muri.launcher.run.client import NoTurnsError, RuntimeLostError, require_no_group, wait_for_runtime
 
 
-class Scheduler(Membership):
+class Scheduler:
     """Says nothing for the first questions; then whether the job is in a group, and whether the pilot job runs."""
 
     def __init__(self, place: Place | None = None, silent: int = 0, *, runs: bool = True) -> None:

@@ -11,7 +11,7 @@ from polling import until
 from requeue_client import SLEEPER, member
 
 from muri.launcher.job import scheduler
-from muri.launcher.job.scheduler import DONE, NOT_DONE, Membership
+from muri.launcher.job.scheduler import DONE, NOT_DONE
 from muri.launcher.job.script import is_out_of_memory
 
 # Stands in for torch.OutOfMemoryError, which is raised by a GPU only.
@@ -29,9 +29,8 @@ SCHEDULER = """
     import os, sys
     from muri.commands import run_command
     from muri.launcher.run import command
-    from muri.launcher.job.scheduler import Membership
 
-    class Recorder(Membership):
+    class Recorder:
         def requeue_for_memory(self, job_id):
             with open("asked", "a") as file:
                 file.write(job_id)
@@ -119,7 +118,7 @@ def test_muris_own_python_answers_whether_the_job_may_try_again(
 ) -> None:
     asked: list[str] = []
 
-    class Recorder(Membership):
+    class Recorder:
         def requeue_for_memory(self, job_id: str) -> bool:
             asked.append(job_id)
             return requeued

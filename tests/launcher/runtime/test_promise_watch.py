@@ -10,7 +10,6 @@ from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.fairness import Promises
 from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
-from muri.launcher.job.scheduler import Membership
 from muri.launcher.runtime.admission import AdmissionControl
 from muri.launcher.runtime.member_table import PATIENCE_S, MemberTable, PromiseWatch
 
@@ -52,7 +51,7 @@ def test_lockstep_is_left_for_fair_when_it_breaks_a_promise(caplog: pytest.LogCa
     assert "the group takes no more members" in caplog.messages[0]
 
 
-class Scheduler(Membership):
+class Scheduler:
     """Has put job 102 into the group of pilot job 900, with a promise."""
 
     def place_of(self, job_id: str) -> Place | None:

@@ -8,7 +8,6 @@ from launcher_harness import Launcher, ends
 from ranks_harness import free_port
 
 from muri.group_spec import GroupSpec, MemberSpec, Place
-from muri.launcher.job.scheduler import Membership
 from muri.launcher.runtime.admission import AdmissionControl
 from muri.launcher.runtime.member_table import MemberTable
 
@@ -79,7 +78,7 @@ def test_two_ranks_exchange_once_per_batch(launcher: Launcher) -> None:
         assert json.loads(curve) == pytest.approx(json.loads(whole), rel=1e-9)
 
 
-class Scheduler(Membership):
+class Scheduler:
     """Has put jobs 102 and 103 into the group of pilot job 900."""
 
     def place_of(self, job_id: str) -> Place | None:
