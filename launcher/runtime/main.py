@@ -139,7 +139,6 @@ MEANS_INTERVAL_S: Final = 0.25
 """The same while the first means of a model never seen are due: the planner may wait for them."""
 
 REPORT_TIMEOUT_S: Final = 3.0
-"""Longer than the loss of another rank may hold a report back."""
 
 SWITCH_INTERVAL_S: Final = 0.0001
 """A member that wakes up for a short stage should not wait long for another one's bytecode."""
@@ -215,7 +214,7 @@ class Runtime:
         if self._trace is not None:
             self._trace.close()
         self._watchdog.close()
-        lost = self._ranks is not None and self._ranks.lost
+        lost = self._ranks is not None and bool(self._ranks.lost)
         faulty = self._threads is not None and self._threads.fault() is not None
         return int(lost or faulty or self._server.end_cause is not None)
 

@@ -15,7 +15,7 @@ from muri.launcher.protocol import AttachRequest
 from muri.launcher.runtime.hangs import Finding, IdleTimer, ThreadSample, idle_cause
 from muri.launcher.runtime.link import Listener, Message, Place, RankLink, RankLinkError, connect
 from muri.launcher.runtime.member_table import MemberTable
-from muri.launcher.runtime.network_order import Follower, Leader, RankedArbiter, session_key
+from muri.launcher.runtime.network_order import Follower, Leader, session_key
 from muri.launcher.sessions.setup import MemberSession, call_later
 
 logger = logging.getLogger("muri.launcher")
@@ -27,9 +27,6 @@ MOST_ROUNDS: Final = 3
 
 PEER_GRACE_S: Final = 10.0
 """How long a member's script may go on after it failed on another rank: its own communication mostly notices first."""
-
-LOSS_GRACE_S: Final = 2.0
-"""How long a failed script's exit code is held back: the loss of another rank may have made it fail."""
 
 SILENCE_FACTOR: Final = 2.0
 """How many hang timeouts a rank's runtime may be silent for: a runtime is more likely to be busy than a script."""
@@ -116,30 +113,19 @@ class Ranks:
         self._links: list[RankLink] = []
         self._lock = threading.Lock()
         self._ending = False
-        self._lost = threading.Event()
+        self.lost = ""  # how another rank was lost, which makes this runtime's end a failure
         self._silence: dict[int, IdleTimer] = {}
         self._heard: Counter[int] = Counter()
         self._idle_reports = IdleReports()
         self._incomplete = clock.lock()
         self._incomplete.acquire()
         self._joined: list[Run] = []
-        self._leader: Leader | None = None
-        self._follower: Follower | None = None
-        self.arbiter: RankedArbiter
-        if place.rank == 0:
-            others = frozenset(range(1, place.world_size))
-            self.arbiter = self._leader = Leader(lambda *run: self._send_all({"grant": list(run)}), others)
-        else:
-            self.arbiter = self._follower = Follower(self._tell_joined)
-
-    @property
-    def lost(self) -> bool:
-        """Whether another rank was lost, so that this runtime's end is a failure."""
-        return self._lost.is_set()
-
-    def cut_short(self, session: MemberSession) -> bool:
-        """Return whether a session failed because another rank was lost; a lost peer may break a collective first."""
-        return session.exit_code != 0 and self._lost.wait(LOSS_GRACE_S)
+        self._leads = place.rank == 0
+        self.arbiter: Leader | Follower = (
+            Leader(lambda *run: self._send_all({"grant": list(run)}), frozenset(range(1, place.world_size)))
+            if self._leads
+            else Follower(self._tell_joined)
+        )
 
     def start(self) -> None:
         """Listen, or connect to rank 0 in the background.
@@ -148,7 +134,7 @@ class Ranks:
             PortTakenError: Another process has rank 0's port: try again with another one.
             RankLinkError: Rank 0 cannot listen at its address.
         """
-        if self._leader is not None:
+        if self._leads:
             where = f"{self.place.host}:{self.place.port}"
             try:
                 self._listener = Listener(self.place, self._take)
@@ -161,7 +147,7 @@ class Ranks:
     def end(self) -> None:
         """Tell the other ranks that the group ends: a rank that leaves from now on is not lost."""
         self._ending = True
-        if self._leader is not None:
+        if self._leads:
             self._send_all({"end": []})
             self._listener.close()
 
@@ -185,10 +171,7 @@ class Ranks:
         member, code = session.member, session.exit_code
         if code is None:
             code = 0 if session.lost else BY_SIGNAL
-        if self._leader is not None:
-            self._note_left(0, member, key, code)
-        else:
-            self._send_all({"left": [member, key, code]})
+        self._tell_leader({"left": [member, key, code]})
 
     def exchange(self, findings: list[Finding], interval_s: float, timeout_s: float) -> None:
         """Report the findings of this rank, end members that are idle on all ranks, and notice silent ranks.
@@ -198,12 +181,9 @@ class Ranks:
         for finding in findings:
             member, must_work = finding.session.member, finding.must_work
             key, spent = self.arbiter.key_of(member), finding.spent_percent
-            if self._leader is not None:
-                self._idle_reports.add(0, (member, key), spent, must_work=must_work)
-            else:
-                self._send_all({"idle": [member, key, spent, int(must_work)]})
+            self._tell_leader({"idle": [member, key, spent, int(must_work)]})
         self._send_all({})  # a sign of life
-        for member, key in self._idle_reports.take_hung() if self._leader is not None else []:
+        for member, key in self._idle_reports.take_hung():
             self._send_all({"hung": [member, key]})
             self._end_hung(member, key)
         silence_s = SILENCE_FACTOR * timeout_s
@@ -216,7 +196,7 @@ class Ranks:
                 self._lose(f"rank {rank} has given no sign of life for {silence_s:g} s: its process or its node hangs")
 
     def _gather(self) -> None:
-        if self._leader is not None:
+        if self._leads:
             if not self._incomplete.acquire(timeout=CONNECT_TIMEOUT_S):
                 self._lose(f"not all of the other {self.place.world_size - 1} ranks came in {CONNECT_TIMEOUT_S:g} s")
             return
@@ -245,21 +225,23 @@ class Ranks:
     def _handle(self, rank: int, message: Message) -> None:
         self._heard[rank] += 1
         for kind, values in message.items():
-            match kind, values:
-                case "grant", [str(member), str(key)] if self._follower is not None:
-                    self._follower.granted(member, key)
-                case "joined", [str(member), str(key)] if self._leader is not None:
-                    self._leader.joined(rank, member, key)
-                case "idle", [str(member), str(key), int(spent), int(must_work)] if self._leader is not None:
+            match self.arbiter, kind, values:
+                case Follower() as follower, "grant", [str(member), str(key)]:
+                    follower.granted(member, key)
+                case Leader() as leader, "joined", [str(member), str(key)]:
+                    leader.joined(rank, member, key)
+                case Leader(), "idle", [str(member), str(key), int(spent), int(must_work)]:
                     self._idle_reports.add(rank, (member, key), spent, must_work=bool(must_work))
-                case "hung", [str(member), str(key)] if self._follower is not None:
+                case Follower(), "hung", [str(member), str(key)]:
                     self._end_hung(member, key)
-                case "left", [str(member), str(key), int(code)] if self._leader is not None:
-                    self._note_left(rank, member, key, code)
-                case "failed", [str(member), str(key), int(failed), int(code)] if self._follower is not None:
-                    if failed != self.place.rank:
-                        self._peer_failed(member, key, failed, code)
-                case "end", [] if self._follower is not None:
+                case Leader(), "left", [str(member), str(key), int(code)]:
+                    self._idle_reports.left(rank, (member, key))
+                    if code != 0:
+                        self._send_all({"failed": [member, key, rank, code]})
+                        self._rank_failed(member, key, rank, code)
+                case Follower(), "failed", [str(member), str(key), int(failed), int(code)]:
+                    self._rank_failed(member, key, failed, code)
+                case Follower(), "end", []:
                     self._ending = True
                     self._end_runtime()
                 case _:
@@ -271,13 +253,11 @@ class Ranks:
                 self._joined.append((member, key))
         self._send_all({"joined": [member, key]})
 
-    def _note_left(self, rank: int, member: str, key: str, code: int) -> None:
-        """On rank 0: note that a session ended on a rank, and tell the others if it failed."""
-        self._idle_reports.left(rank, (member, key))
-        if code != 0:
-            self._send_all({"failed": [member, key, rank, code]})
-            if rank != 0:
-                self._peer_failed(member, key, rank, code)
+    def _tell_leader(self, message: Message) -> None:
+        if self._leads:
+            self._handle(0, message)
+        else:
+            self._send_all(message)
 
     def _send_all(self, message: Message) -> None:
         with self._lock:
@@ -291,11 +271,8 @@ class Ranks:
             if self._ending:
                 return
             self._ending = True
-        self._rank_lost(cause)
-
-    def _rank_lost(self, cause: str) -> None:
         logger.error("rank %d ends, and its members go back to the queue: %s", self.place.rank, cause)
-        self._lost.set()
+        self.lost = cause
         self._end_runtime()
 
     def _end_hung(self, member: str, key: str) -> None:
@@ -304,8 +281,8 @@ class Ranks:
             scope = f"on any of its ranks (this is {self.place.rank})"
             session.end_as_hung(idle_cause(scope, obstructs=self.arbiter.obstructs(member)))
 
-    def _peer_failed(self, member: str, key: str, rank: int, code: int) -> None:
-        session = self._running(member, key)
+    def _rank_failed(self, member: str, key: str, rank: int, code: int) -> None:
+        session = None if rank == self.place.rank else self._running(member, key)
         if session is not None:
             logger.warning("member %s failed: rank %d %s", member, rank, _ending(code))
             call_later(PEER_GRACE_S, self._end_orphan, session, rank, code)

@@ -267,8 +267,6 @@ class Server:
 
     def _last_frame(self, session: MemberSession) -> Frame:
         """Return the frame that ends a member's connection."""
-        if self._ranks is not None and not session.lost and self._ranks.cut_short(session):
-            return {"type": "lost", "reason": "another rank of the group was lost"}
         if session.lost:
             cause = self.end_cause or self._signal_cause(session.member) or session.lost_cause
             return {"type": "lost", "reason": cause or "the runtime was told to end"}

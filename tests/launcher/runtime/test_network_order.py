@@ -38,19 +38,16 @@ KEY = b"k" * 64
 
 
 class Noting(Ranks):
-    """Notes failures on other ranks and the loss of a rank instead of acting on them."""
+    """Notes failures on other ranks, and its end, instead of acting on them."""
 
     def __init__(self, place: Place, clock: Clock = MACHINE_CLOCK) -> None:
         self.failures: list[tuple[int, str, int, int]] = []
-        self.losses: list[str] = []
         self.ends: list[None] = []
         super().__init__(place, MemberTable(GroupSpec((MemberSpec("1"),))), lambda: self.ends.append(None), clock)
 
-    def _peer_failed(self, member: str, key: str, rank: int, code: int) -> None:
-        self.failures.append((self.place.rank, member, rank, code))
-
-    def _rank_lost(self, cause: str) -> None:
-        self.losses.append(cause)
+    def _rank_failed(self, member: str, key: str, rank: int, code: int) -> None:
+        if rank != self.place.rank:
+            self.failures.append((self.place.rank, member, rank, code))
 
     def fails(self, member: str, code: int | None, *, lost: bool = False) -> None:
         """End a member's session with an exit code."""
@@ -76,7 +73,7 @@ class Group:
 
     def lost(self) -> set[int]:
         """The ranks that have lost another one."""
-        return {ranks.place.rank for ranks in self.ranks if ranks.losses}
+        return {ranks.place.rank for ranks in self.ranks if ranks.lost}
 
     def join(self, member: str, *, but: int | None = None) -> None:
         """Start a session of the member on all ranks but one."""
@@ -467,7 +464,7 @@ def test_a_group_without_one_of_its_ranks_is_given_up(rank: int, cause: str) -> 
     ranks = Noting(Place(rank, 3, "127.0.0.1", free_port(), KEY), clock)
     clock.finish(clock.start(ranks._gather))
     assert 60.0 <= clock() < 60.0 + 2 * RETRY_S
-    assert re.match(cause, ranks.losses[0])
+    assert re.match(cause, ranks.lost)
 
 
 def test_rank_0_is_known_by_the_key_too() -> None:
