@@ -7,12 +7,11 @@ home: `muri run` becomes it, with a gate to the runtime.
 
 import array
 import contextlib
-import fcntl
 import json
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -247,24 +246,6 @@ def connect(path: Path) -> socket.socket | None:
         connection.close()
         raise RendezvousError(f"cannot connect to {path}: {error.strerror}") from error
     return connection
-
-
-@contextlib.contextmanager
-def publishing(run_dir: Path) -> Iterator[None]:
-    """Let one runtime at a time remove stale names and publish its own: a socket that is bound but does not listen yet
-    looks like one that a dead runtime has left behind.
-
-    Raises:
-        RendezvousError: The directory cannot be locked.
-    """
-    with contextlib.ExitStack() as held:
-        try:
-            descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
-            held.callback(os.close, descriptor)  # gives the lock back
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            raise RendezvousError(f"cannot lock the run directory {run_dir}: {error.strerror}") from error
-        yield
 
 
 def remove_stale_sockets(run_dir: Path) -> None:

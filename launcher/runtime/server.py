@@ -118,12 +118,16 @@ class Server:
         """
         protocol.require_short(self._path)
         make_run_dir(self._run_dir)
-        with protocol.publishing(self._run_dir):
-            protocol.remove_stale_sockets(self._run_dir)
-            if os.path.lexists(self._path):
-                raise RendezvousError(f"another runtime already serves {self._path.name} in {self._run_dir}")
-            self._socket.bind(os.fspath(self._path))
+        protocol.remove_stale_sockets(self._run_dir)
+        draft = self._path.with_suffix(".new")  # a socket that is bound and does not listen yet looks stale
+        try:
+            self._socket.bind(os.fspath(draft))
             self._socket.listen(BACKLOG)
+            os.link(draft, self._path)
+        except FileExistsError as error:
+            raise RendezvousError(f"another runtime already serves {self._path.name} in {self._run_dir}") from error
+        finally:
+            draft.unlink(missing_ok=True)
         os.register_at_fork(after_in_child=self._close_in_child)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
