@@ -120,8 +120,8 @@ def receive(connection: socket.socket) -> Frame | None:
     Raises:
         ProtocolError: The data is not a frame of this version.
     """
-    header = _receive_exactly(connection, _HEADER.size)
-    return None if header is None else _receive_body(connection, header)
+    answer = receive_with_files(connection, 0)
+    return None if answer is None else answer[0]
 
 
 def receive_with_files(
@@ -140,23 +140,15 @@ def receive_with_files(
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             files.frombytes(data[: len(data) - len(data) % files.itemsize])
+    surplus = 0 if maybe_none and not files else len(files) - file_count
     try:
-        surplus = 0 if maybe_none and not files else len(files) - file_count
-        return _finish_frame(connection, start, surplus), list(files)
+        if surplus:
+            raise ProtocolError(f"a frame came with {abs(surplus)} open files too {'many' if surplus > 0 else 'few'}")
+        return _receive_frame(connection, start), list(files)
     except (ProtocolError, OSError):
         for file in files:
             os.close(file)
         raise
-
-
-def _finish_frame(connection: socket.socket, start: bytes, surplus: int) -> Frame:
-    if surplus:
-        count = f"{abs(surplus)} open files too {'many' if surplus > 0 else 'few'}"
-        raise ProtocolError(f"a frame came with {count}")
-    rest = _receive_exactly(connection, _HEADER.size - len(start)) if len(start) < _HEADER.size else b""
-    if rest is None:
-        raise ProtocolError("the connection ended within a frame")
-    return _receive_body(connection, start + rest)
 
 
 def peer_pid(connection: socket.socket) -> int:
@@ -181,17 +173,14 @@ def require_same_user(connection: socket.socket) -> None:
         raise ProtocolError(f"the process at the other end belongs to user id {uid}, not to {os.geteuid()}")
 
 
-def _receive_body(connection: socket.socket, header: bytes) -> Frame:
-    version, length = _HEADER.unpack(header)
+def _receive_frame(connection: socket.socket, start: bytes) -> Frame:
+    version, length = _HEADER.unpack(start + _receive_exactly(connection, _HEADER.size - len(start)))
     if version != VERSION:
         raise ProtocolError(f"the other side speaks version {version} of the protocol, this Muri speaks {VERSION}")
     if length > LARGEST_FRAME_BYTES:
         raise ProtocolError(f"a frame of {length} bytes was announced; the most is {LARGEST_FRAME_BYTES}")
-    body = _receive_exactly(connection, length)
-    if body is None:
-        raise ProtocolError("the connection ended within a frame")
     try:
-        frame = json_of(body)
+        frame = json_of(_receive_exactly(connection, length))
     except ValueError as error:
         raise ProtocolError(f"a frame is not JSON: {error}") from error
     if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
@@ -199,14 +188,12 @@ def _receive_body(connection: socket.socket, header: bytes) -> Frame:
     return frame
 
 
-def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
     parts = bytearray()
     while len(parts) < count:
         part = connection.recv(count - len(parts))
         if not part:
-            if parts:
-                raise ProtocolError("the connection ended within a frame")
-            return None
+            raise ProtocolError("the connection ended within a frame")
         parts += part
     return bytes(parts)
 
