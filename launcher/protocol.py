@@ -140,11 +140,9 @@ def receive_with_files(
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             files.frombytes(data[: len(data) - len(data) % files.itemsize])
-    surplus = 0 if maybe_none and not files else len(files) - file_count
     try:
-        if surplus:
-            raise ProtocolError(f"a frame came with {abs(surplus)} open files too {'many' if surplus > 0 else 'few'}")
-        return _receive_frame(connection, start), list(files)
+        surplus = 0 if maybe_none and not files else len(files) - file_count
+        return _receive_frame(connection, start, surplus), list(files)
     except (ProtocolError, OSError):
         for file in files:
             os.close(file)
@@ -173,7 +171,9 @@ def require_same_user(connection: socket.socket) -> None:
         raise ProtocolError(f"the process at the other end belongs to user id {uid}, not to {os.geteuid()}")
 
 
-def _receive_frame(connection: socket.socket, start: bytes) -> Frame:
+def _receive_frame(connection: socket.socket, start: bytes, surplus: int) -> Frame:
+    if surplus:
+        raise ProtocolError(f"a frame came with {abs(surplus)} open files too {'many' if surplus > 0 else 'few'}")
     version, length = _HEADER.unpack(start + _receive_exactly(connection, _HEADER.size - len(start)))
     if version != VERSION:
         raise ProtocolError(f"the other side speaks version {version} of the protocol, this Muri speaks {VERSION}")

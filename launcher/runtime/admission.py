@@ -14,7 +14,6 @@ from muri.errors import MuriError
 from muri.launcher.job.environment import STEPS_VARIABLE
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.runtime.member_table import MemberTable
-from muri.launcher.threads import SharedProcess
 
 logger = logging.getLogger("muri.launcher")
 
@@ -95,20 +94,12 @@ class AdmissionControl:
 class MemoryAdmission:
     """Keeps members out that would exceed the GPU's memory.
 
-    Args:
-        table: Knows the sessions under way, and members' peak GPU memory: planned, and once it is, measured.
-        threads: Knows the GPU, if members run as threads. Else the driver is asked; without one all are admitted.
-        now: Clock in seconds.
+    Members' peaks are the planned ones, and the measured ones once there are any. A shared process knows the GPU; else
+    the driver is asked, and without one all are admitted.
     """
 
-    def __init__(
-        self,
-        table: MemberTable,
-        threads: SharedProcess | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, table: MemberTable, now: Callable[[], float] = time.monotonic) -> None:
         self._table = table
-        self._threads = threads
         self._now = now
         self._lock = threading.Lock()
         self._let_in_s: dict[str, float] = {}
@@ -149,5 +140,6 @@ class MemoryAdmission:
         return sum(need_gib[member] for member in others) + contexts * CONTEXT_GIB
 
     def _capacity_gib(self) -> float | None:
-        own_gib = None if self._threads is None else self._threads.gpu_mem_gib()
+        threads = self._table.threads
+        own_gib = None if threads is None else threads.gpu_mem_gib()
         return self._driver_gib() if own_gib is None else own_gib

@@ -22,12 +22,12 @@ from muri.group_spec import GroupSpec, read_group
 from muri.inherited import settle_own
 from muri.launcher.arbitration.arbiter import Arbiter, PausingArbiter
 from muri.launcher.arbitration.switching import Node, make_arbiter
-from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
+from muri.launcher.runtime.admission import AdmissionControl
 from muri.launcher.runtime.hangs import HangWatch, SuspensionWatch, Watchdog
 from muri.launcher.runtime.link import Place
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.ranks import Ranks
-from muri.launcher.runtime.server import Server, SessionFactory
+from muri.launcher.runtime.server import Server
 from muri.launcher.script.trace import Trace
 from muri.launcher.sessions.setup import has_gpu, take_short_turns, wait_without_spinning
 from muri.launcher.threads import SharedProcess, shared_process
@@ -177,10 +177,8 @@ class Runtime:
         name = f"group {','.join(group.ids)}"
         self._trace = None if options.trace is None else Trace(options.trace, name, shared=in_turns)
         self._table.watch(arbiter, has_gpu=options.node.has_gpu, threads=self._threads)
-        factory = SessionFactory(pausing, self._table, self._trace, self._threads)
         admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table)
-        memory = MemoryAdmission(self._table, self._threads)
-        self._server = Server(options.run_dir, self._table, factory, admission, memory, self._ranks)
+        self._server = Server(options.run_dir, self._table, pausing, admission, self._ranks, self._trace)
         exchange = None if self._ranks is None else self._ranks.exchange
         self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, exchange)
         self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)

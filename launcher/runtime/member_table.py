@@ -263,7 +263,7 @@ class MemberTable:
         self.discipline: Final = group.discipline
         self._started = utc_now()
         self._arbiter: Arbiter  # `watch` sets it before any session begins
-        self._threads: SharedProcess | None = None
+        self.threads: SharedProcess | None = None
         self._has_gpu = True
         self._broken: frozenset[str] = frozenset()
         self._lock = threading.Lock()
@@ -275,7 +275,7 @@ class MemberTable:
 
     def watch(self, arbiter: Arbiter, *, has_gpu: bool = True, threads: SharedProcess | None = None) -> None:
         """Set the arbiter, whether there is a GPU, and what runs members as threads."""
-        self._arbiter, self._has_gpu, self._threads = arbiter, has_gpu, threads
+        self._arbiter, self._has_gpu, self.threads = arbiter, has_gpu, threads
 
     def add(self, spec: MemberSpec) -> None:
         """Add a job that joins the group; it may be a member already."""
@@ -382,7 +382,7 @@ class MemberTable:
         with self._lock:
             alone = sum(member.is_at_work for member in self._members.values()) < 2
             members = {name: member.status(alone=alone) for name, member in self._members.items()}
-        fault = None if self._threads is None else self._threads.fault()
+        fault = None if self.threads is None else self.threads.fault()
         group: dict[str, object] = {} if fault is None else {"fault": fault}
         group |= {"pid": os.getpid(), "pilot_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
         return group | group_status(self._arbiter, members)

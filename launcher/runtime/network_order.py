@@ -83,10 +83,6 @@ class RankedArbiter(WrappingArbiter):
         """Grant it resources again."""
         self._inner.go_on(member, solo_iteration_s, min_speed)
 
-    def acquire(self, member: str, resource: int) -> float:
-        """Wait for the resource."""
-        return self._inner.acquire(member, resource)
-
     def interrupt(self, member: str) -> None:
         """End the member's wait."""
         self._inner.interrupt(member)

@@ -24,7 +24,6 @@ from muri.launcher.script.trace import Trace
 from muri.launcher.sessions.peer_process import PeerProcess
 from muri.launcher.sessions.process_session import ProcessSession, share_waiting_hint
 from muri.launcher.sessions.setup import MemberSession, wait_without_spinning
-from muri.launcher.threads import SharedProcess
 from muri.profiler.records import STAGES
 
 logger = logging.getLogger("muri.launcher")
@@ -44,38 +43,6 @@ def _send_last(connection: socket.socket, frame: Frame) -> None:
         connection.shutdown(socket.SHUT_WR)
 
 
-class SessionFactory:
-    """Makes a session for an attach request: a thread if `threads` takes it, else one that watches the member's own."""
-
-    def __init__(
-        self, arbiter: Arbiter, table: MemberTable, trace: Trace | None, threads: SharedProcess | None = None
-    ) -> None:
-        self._arbiter = arbiter
-        self._table = table
-        self._trace = trace
-        self.threads = threads
-        self._page_fd = share_waiting_hint(arbiter)
-
-    def make(self, request: AttachRequest, files: tuple[int, int, int], process: PeerProcess) -> MemberSession:
-        """Return a session that has not started; only a thread takes the files."""
-        member, trace = request.job_id, self._trace
-
-        def record(stage: int, start_s: float, end_s: float, wait_s: float) -> None:
-            if trace is not None:
-                trace.record(member, STAGES[stage], start_s, end_s, wait_s)
-
-        spec, listener = self._table.spec_of(member), None if trace is None else record
-        session: MemberSession
-        if self.threads is not None and self.threads.takes(request) and _sees_the_same_files(process.pid):
-            session = self.threads.session(request, files, self._arbiter, listener, spec)
-        else:
-            had_company = self._table.had_company
-            session = ProcessSession(request, process, self._arbiter, self._page_fd, had_company, listener, spec)
-        if trace is not None:
-            session.clock.at_boundary.append(lambda: trace.iteration(member, session.clock.iterations))
-        return session
-
-
 class Server:
     """Listens in the run directory, under the name by which members know their pilot job.
 
@@ -88,19 +55,21 @@ class Server:
         self,
         run_dir: Path,
         table: MemberTable,
-        factory: SessionFactory,
+        arbiter: Arbiter,
         admission: AdmissionControl,
-        memory: MemoryAdmission,
         ranks: Ranks | None = None,
+        trace: Trace | None = None,
     ) -> None:
-        self._memory = memory
+        self._arbiter = arbiter
+        self._trace = trace
+        self._memory = MemoryAdmission(table)
+        self._page_fd = share_waiting_hint(arbiter)
         self._admission = admission
         self._run_dir = run_dir
         self._ranks = ranks
         rank = None if ranks is None else ranks.place.rank
         self._path = protocol.pilot_socket(run_dir, admission.pilot_job or protocol.NO_JOB, rank)
         self._table = table
-        self._factory = factory
         self._closing = False
         self.end_cause: str | None = None
         self.ended_by_signal = False
@@ -201,7 +170,7 @@ class Server:
             request = replace(request, environment={**request.environment, **variables})
             if self._ranks is not None and refusal is None:
                 self._ranks.announce(request)
-            session = None if refusal else self._factory.make(request, (files[0], files[1], files[2]), process)
+            session = None if refusal else self._session(request, (files[0], files[1], files[2]), process)
         except BaseException:
             _close_all(files)
             raise
@@ -222,6 +191,25 @@ class Server:
         session.client_pid = process.pid
         session.start(self._reporter(connection))
         self._listen(connection, session)
+
+    def _session(self, request: AttachRequest, files: tuple[int, int, int], process: PeerProcess) -> MemberSession:
+        """Return a session that has not started: a thread, which alone takes the files, or one of the member's own."""
+        member, trace = request.job_id, self._trace
+
+        def record(stage: int, start_s: float, end_s: float, wait_s: float) -> None:
+            if trace is not None:
+                trace.record(member, STAGES[stage], start_s, end_s, wait_s)
+
+        spec, listener, threads = self._table.spec_of(member), None if trace is None else record, self._table.threads
+        session: MemberSession
+        if threads is not None and threads.takes(request) and _sees_the_same_files(process.pid):
+            session = threads.session(request, files, self._arbiter, listener, spec)
+        else:
+            had_company = self._table.had_company
+            session = ProcessSession(request, process, self._arbiter, self._page_fd, had_company, listener, spec)
+        if trace is not None:
+            session.clock.at_boundary.append(lambda: trace.iteration(member, session.clock.iterations))
+        return session
 
     def _begin(self, session: MemberSession, script: str) -> bool:
         """Note the start of a session; return False if another script of the member still runs."""
@@ -249,8 +237,8 @@ class Server:
         return None if self._ranks is None else self._ranks.refusal(request)
 
     def _note_end(self, session: MemberSession) -> None:
-        if self._factory.threads is not None:
-            self._factory.threads.session_ended(session)
+        if self._table.threads is not None:
+            self._table.threads.session_ended(session)
         key = "" if self._ranks is None else self._ranks.arbiter.key_of(session.member)
         self._table.finish(session)  # from now on the member's next session may begin, under another key
         if self._ranks is not None:

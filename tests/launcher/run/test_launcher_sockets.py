@@ -84,7 +84,7 @@ def test_another_users_process_gets_nothing_from_the_runtime(launcher: Launcher)
 def a_server(run_dir: Path, pilot: str) -> Server:
     """A server of a pilot job, to which no script comes."""
     nothing = cast(Any, None)
-    return Server(run_dir, nothing, nothing, AdmissionControl(pilot, nothing), nothing)
+    return Server(run_dir, nothing, Mock(), AdmissionControl(pilot, nothing))
 
 
 def test_a_runtime_that_starts_does_not_remove_the_socket_of_one_that_starts_too(tmp_path: Path) -> None:

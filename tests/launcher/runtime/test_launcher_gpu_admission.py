@@ -14,7 +14,6 @@ from muri.clock import MIB
 from muri.group_spec import MemberSpec
 from muri.launcher.runtime.admission import CONTEXT_GIB, START_S, MemoryAdmission, total_gib
 from muri.launcher.runtime.member_table import MemberTable
-from muri.launcher.threads import SharedProcess
 
 
 class Group:
@@ -25,7 +24,8 @@ class Group:
         self.sessions: dict[str, SimpleNamespace] = {}
         self.now_s = 0.0
         self.measured_gib: dict[str, float] = {}
-        self.admission = MemoryAdmission(cast(MemberTable, self), cast(SharedProcess, self), lambda: self.now_s)
+        self.threads = self
+        self.admission = MemoryAdmission(cast(MemberTable, self), lambda: self.now_s)
 
     def running(self) -> list[SimpleNamespace]:
         return list(self.sessions.values())

@@ -353,7 +353,7 @@ def test_an_end_is_told_under_the_sessions_own_key_even_if_the_next_one_begins_a
         ranks.arbiter.key_of.return_value = "next"
 
     table.finish.side_effect = begin_the_next
-    server = Server(tmp_path, table, Mock(threads=None), Mock(pilot_job="7"), Mock(), ranks)
+    server = Server(tmp_path, table, Mock(), Mock(pilot_job="7"), ranks)
     server._note_end(session)
     server.close()
     ranks.ended.assert_called_once_with(session, "this")
