@@ -19,8 +19,7 @@ import queue
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -185,29 +184,6 @@ def step() -> None:
     current_clock().step()
 
 
-class _Line(Generic[Batch]):
-    """The batches between the loop and the fetching thread; it keeps neither of them alive."""
-
-    def __init__(self) -> None:
-        self.wanted = threading.Semaphore(0)  # one permit for each batch that may be fetched
-        # Batches, or the error in place of one, each with the seconds its fetch waited for the resource.
-        self.fetched: queue.SimpleQueue[tuple[Batch | None, BaseException | None, float]] = queue.SimpleQueue()
-        self.reading = threading.Lock()  # held while the loader is being read
-        self.stopped = False  # set under `reading`; then the loader is not touched any more
-
-    def stop(self) -> None:
-        """End the thread, as soon as it has read its batch."""
-        end_s = time.monotonic() + CLOSE_TIMEOUT_S
-        while not (free := self.reading.acquire(timeout=POLL_S)) and time.monotonic() < end_s:
-            pass
-        if not free:
-            logger.warning("a batch is still being fetched %g s after its loop ended", CLOSE_TIMEOUT_S)
-        self.stopped = True
-        if free:
-            self.reading.release()
-        self.wanted.release()
-
-
 class Prefetcher(Generic[Batch]):
     """Hands out an iterator's batches in order while a thread fetches the next one.
 
@@ -219,99 +195,84 @@ class Prefetcher(Generic[Batch]):
     def __init__(self, source: Iterator[Batch], clock: StageClock) -> None:
         self._source = source
         self._clock = clock
-        self._line: _Line[Batch] = _Line()
         self._thread: threading.Thread | None = None
-        self._end: BaseException | None = None
+        self._wanted = threading.Semaphore(0)  # one permit for each batch that may be fetched
+        # Batches, or the error in place of one, each with the seconds its fetch waited for the resource.
+        self._fetched: queue.SimpleQueue[tuple[Batch | None, BaseException | None, float]] = queue.SimpleQueue()
+        self._reading = threading.Lock()  # held while the loader is being read
+        self._stopped = False  # set under `_reading`; then the loader is not touched any more
 
     def __call__(self) -> Batch:
-        """Return the next batch; raise StopIteration when none is left, or the loader's own error."""
-        if self._end is not None:
-            raise StopIteration
+        """Return the next batch; raise StopIteration when none is left, or the loader's own error; then no more."""
         if self._thread is None:
-            self._clock.enter(LOAD)
-            try:
-                batch = next(self._source)
-            finally:
-                self._clock.leave()
+            batch = _fetch_now(self._source)
             self._start()
         else:
             batch = self._take()
-        self._line.wanted.release()
+        self._wanted.release()
         return batch
 
     def close(self) -> None:
-        """End the thread; the loader is not being read when this returns."""
-        if self._thread is not None:
-            self._line.stop()
-            atexit.unregister(self._stop_at_exit)
+        """End the thread; the loader is not being read when this returns, unless that takes too long."""
+        if self._thread is None:
+            return
+        atexit.unregister(self.close)
+        end_s = time.monotonic() + CLOSE_TIMEOUT_S
+        while not (free := self._reading.acquire(timeout=POLL_S)) and time.monotonic() < end_s:
+            pass
+        if not free:
+            logger.warning("a batch is still being fetched %g s after its loop ended", CLOSE_TIMEOUT_S)
+        self._stopped = True
+        if free:
+            self._reading.release()
+        self._wanted.release()
 
     def _start(self) -> None:
-        context = contextvars.copy_context()
-        arguments = (self._source, self._clock, self._line, _torch_modes())
+        torch = sys.modules.get("torch")
+        modes = None if torch is None else (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        work = functools.partial(contextvars.copy_context().run, self._work, modes)
         # A daemon, because a script that ends does not wait for batches that it did not ask for.
-        self._thread = threading.Thread(target=context.run, args=(_work, *arguments), name="prefetch", daemon=True)
-        self._stop_at_exit = self._line.stop
-        weakref.finalize(self, self._line.stop).atexit = False
-        atexit.register(self._stop_at_exit)
+        self._thread = threading.Thread(target=work, name="prefetch", daemon=True)
+        atexit.register(self.close)
         self._thread.start()
 
     def _take(self) -> Batch:
         begin_s = self._clock.now()
         while True:
-            try:
-                batch, error, lane_wait_s = self._line.fetched.get(timeout=POLL_S)
+            with contextlib.suppress(queue.Empty):
+                batch, error, lane_wait_s = self._fetched.get(timeout=POLL_S)
                 break
-            except queue.Empty:
-                continue
         # While the fetch itself waited for another member, the loop waited for that member, not for its own fetch.
         self._clock.add_wait(LOAD, min(lane_wait_s, self._clock.now() - begin_s))
         if error is not None:
-            self._end = error
             raise error
         return batch  # type: ignore[return-value] # a batch may be None
 
+    def _work(self, modes: tuple[bool, bool] | None) -> None:
+        """The thread: one batch for each permit, until the first error, in the PyTorch modes of the caller's."""
+        with contextlib.ExitStack() as stack:
+            if modes is not None:
+                torch, (gradients, inference) = sys.modules["torch"], modes
+                stack.enter_context(torch.inference_mode(inference))
+                stack.enter_context(torch.set_grad_enabled(gradients))
+            stack.enter_context(self._clock.lane())
+            while self._wanted.acquire() and not self._stopped and self._fetch():
+                pass
 
-def _work(
-    source: Iterator[Batch], clock: StageClock, line: _Line[Batch], modes: Callable[[], contextlib.ExitStack]
-) -> None:
-    """The thread: one batch for each permit, until the first error."""
-    with modes(), clock.lane():
-        while True:
-            line.wanted.acquire()
-            if line.stopped or not _fetch(source, clock, line):
-                return
-
-
-def _fetch(source: Iterator[Batch], clock: StageClock, line: _Line[Batch]) -> bool:
-    """Fetch one batch, or the error to be raised in the loop in its place; False after an error."""
-    begin_s, wait_s = clock.now(), 0.0
-    try:
-        clock.enter(LOAD)
-        wait_s = clock.now() - begin_s
+    def _fetch(self) -> bool:
+        """Fetch one batch, or the error to be raised in the loop in its place; False after an error."""
+        begin_s, wait_s = self._clock.now(), 0.0
         try:
-            with line.reading:
-                if line.stopped:
-                    return False
-                line.fetched.put((next(source), None, wait_s))
-        finally:
-            clock.leave()
-    except BaseException as error:
-        line.fetched.put((None, error, wait_s))
-        return False
-    return True
-
-
-def _torch_modes() -> Callable[[], contextlib.ExitStack]:
-    """Capture the calling thread's PyTorch modes; the result sets them in another thread until its stack is closed."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return contextlib.ExitStack
-    gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-
-    def enter() -> contextlib.ExitStack:
-        modes = contextlib.ExitStack()
-        modes.enter_context(torch.inference_mode(inference))
-        modes.enter_context(torch.set_grad_enabled(gradients))
-        return modes
-
-    return enter
+            self._clock.enter(LOAD)
+            wait_s = self._clock.now() - begin_s
+            try:
+                with self._reading:
+                    if self._stopped:
+                        return False
+                    self._fetched.put((next(self._source), None, wait_s))
+            finally:
+                self._clock.leave()
+        except BaseException as error:
+            self._fetched.put((None, error, wait_s))
+            return False
+        return True
