@@ -18,7 +18,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 from torch.utils.data import Subset, _utils, dataloader
@@ -32,12 +31,11 @@ _MAX_DATASETS: Final = 16
 
 _WORKERS_HOOK: Final = "DataLoader workers"
 KEPT_FETCHES: Final = 16
-"""Number of each worker's fetches that are reported between two batches."""
+"""Of the fetches between two batches each worker's last ones are known."""
 
-_THREE: Final = struct.Struct("ddd")
-"""First a worker's seconds of load and of preprocess and the number of its fetches, then the times of each fetch."""
-
-_BLOCK_BYTES: Final = (1 + KEPT_FETCHES) * _THREE.size
+_COUNT: Final = struct.Struct("q")
+_TIMES: Final = struct.Struct("ddd")
+_BLOCK_BYTES: Final = _COUNT.size + KEPT_FETCHES * _TIMES.size
 _FIRST_EXTRA: Final = 10
 """Position of `worker_id` among the arguments of PyTorch's worker loop."""
 
@@ -152,54 +150,43 @@ def _attributes(dataset: Any) -> Iterator[dict[str, Any]]:
         yield own
 
 
-@dataclass(frozen=True)
-class FetchTimes:
-    """When a worker fetched a batch, on `time.perf_counter`, which all processes of a machine share."""
-
-    start_s: float  # of the fetch
-    read_until_s: float  # end of its `load` part, as if all reading came first; the rest is `preprocess`
-    end_s: float
-
-
 class Board:
-    """The work of each worker of one iterator so far: seconds of `load` and `preprocess`, and its last fetches."""
+    """The number of fetches of each worker of one iterator, and the times of its last ones.
+
+    Times are on `time.perf_counter`, which all processes of a machine share: when a fetch began, when its `load` part
+    was over, as if all reading came first, and when the rest, its `preprocess` part, was.
+    """
 
     def __init__(self, workers: int) -> None:
         self._memory = mmap.mmap(-1, max(1, workers) * _BLOCK_BYTES)
-        self.workers = workers
-        self._settled = (0.0, 0.0)
-        self._load_share = 1.0
         self._seen = [0] * workers
+        self.load_share = 1.0  # of the work that was looked at last
 
-    def add(self, worker: int, fetch: FetchTimes) -> None:
+    def add(self, worker: int, start_s: float, read_until_s: float, end_s: float) -> None:
         """Count a worker's fetch; called in the worker."""
         block = worker * _BLOCK_BYTES
-        load_s, preprocess_s, count = _THREE.unpack_from(self._memory, block)
-        place = block + (1 + int(count) % KEPT_FETCHES) * _THREE.size
-        _THREE.pack_into(self._memory, place, fetch.start_s, fetch.read_until_s, fetch.end_s)
-        load_s += fetch.read_until_s - fetch.start_s
-        preprocess_s += fetch.end_s - fetch.read_until_s
-        _THREE.pack_into(self._memory, block, load_s, preprocess_s, count + 1)
+        (count,) = _COUNT.unpack_from(self._memory, block)
+        _TIMES.pack_into(self._memory, self._place(block, count), start_s, read_until_s, end_s)
+        _COUNT.pack_into(self._memory, block, count + 1)
 
-    def load_share(self) -> float:
-        """Return the share of `load` in the workers' work since the last call; the last share if there was none."""
-        sums = [_THREE.unpack_from(self._memory, worker * _BLOCK_BYTES) for worker in range(self.workers)]
-        total = sum(load_s for load_s, _, _ in sums), sum(preprocess_s for _, preprocess_s, _ in sums)
-        load_s, preprocess_s = (now_s - before_s for now_s, before_s in zip(total, self._settled))
-        self._settled = total
-        if load_s + preprocess_s > 0:
-            self._load_share = load_s / (load_s + preprocess_s)
-        return self._load_share
-
-    def fetches(self) -> Iterator[FetchTimes]:
-        """The fetches since the last call; of very many, the last ones."""
+    def look(self) -> list[tuple[int, float, float, float]]:
+        """Return the parts of the fetches since the last call: stage, start, end and the workers' share in it."""
+        parts = []
         for worker, seen in enumerate(self._seen):
             block = worker * _BLOCK_BYTES
-            count = int(_THREE.unpack_from(self._memory, block)[2])
+            (count,) = _COUNT.unpack_from(self._memory, block)
             self._seen[worker] = count
             for number in range(max(seen, count - KEPT_FETCHES), count):
-                place = block + (1 + number % KEPT_FETCHES) * _THREE.size
-                yield FetchTimes(*_THREE.unpack_from(self._memory, place))
+                start_s, read_until_s, end_s = _TIMES.unpack_from(self._memory, self._place(block, number))
+                parts.append((LOAD, start_s, read_until_s, 1 / len(self._seen)))
+                parts.append((PREPROCESS, read_until_s, end_s, 1 / len(self._seen)))
+        if total_s := sum(end_s - start_s for _, start_s, end_s, _ in parts):
+            self.load_share = sum(end_s - start_s for stage, start_s, end_s, _ in parts if stage == LOAD) / total_s
+        return parts
+
+    @staticmethod
+    def _place(block: int, number: int) -> int:
+        return block + _COUNT.size + number % KEPT_FETCHES * _TIMES.size
 
 
 class _Forking(threading.local):
@@ -224,14 +211,12 @@ class WorkersWait:
 
     def end(self, *, complete: bool) -> None:
         """The batch is there, or will not come."""
-        board = self._board
+        parts = self._board.look() if self._board is not None else []
         if self._waits:
             # Workers that are spawned tell nothing of themselves: they are there to read.
-            self._clock.end_fetch_wait(1.0 if board is None else board.load_share())
-        if board is not None and self._clock.on_hold is not None:
-            for fetch in board.fetches():
-                self._clock.note_work(LOAD, fetch.start_s, fetch.read_until_s, 1 / board.workers)
-                self._clock.note_work(PREPROCESS, fetch.read_until_s, fetch.end_s, 1 / board.workers)
+            self._clock.end_fetch_wait(self._board.load_share if self._board is not None else 1.0)
+        for part in parts:
+            self._clock.note_work(*part)
 
 
 def install_workers() -> None:
@@ -289,7 +274,7 @@ def _measure_fetches(board: Board, worker: int) -> None:
                 end_s = time.perf_counter()
                 read_s = end_s - wall_s - meter.wall_s
                 computed_s = min(read_s, time.thread_time() - cpu_s - meter.cpu_s)
-                board.add(worker, FetchTimes(wall_s, wall_s + read_s - computed_s, end_s))
+                board.add(worker, wall_s, wall_s + read_s - computed_s, end_s)
 
         fetcher.fetch = measured_fetch
         if collate is not None:
@@ -370,29 +355,22 @@ class Fetch:
         self._clock = watch.clock
         self._kind: ReadKind = watch.memory.setdefault((ReadKind, id(iterator._dataset)), ReadKind())
         self._meter: Meter = watch.memory.setdefault((Meter, id(iterator._dataset)), Meter(watch.clock))
-        self._cleanup = ExitStack()
-        try:
-            self._begin(iterator)
-        except BaseException:
-            self._cleanup.close()
-            raise
-
-    def _begin(self, iterator: Any) -> None:
-        """Enter the stage and lend the fetcher the metered functions."""
         self._stage = self._kind.stage
-        self._clock.enter(self._stage)
-        self._cleanup.callback(self._clock.leave)
-        turns = self._clock.takes_turns  # else no member waits, and each sample would pay for the question
-        thread.yield_due_s = 0.0 if turns else float("inf")
-        self._meter.start(gated=self._clock.shared and self._meter.mean_s >= SLOW_TRANSFORM_S)
-        fetcher = iterator._dataset_fetcher
-        self._cleanup.enter_context(metered(iterator._dataset, self._meter))
-        if turns:
-            _lend_yield_points(fetcher)
-        collate = fetcher.collate_fn
-        if collate is not None:
-            self._cleanup.callback(setattr, fetcher, "collate_fn", collate)
-            fetcher.collate_fn = lambda samples: self._meter.run(collate, (samples,), {}, gated=True)
+        with ExitStack() as cleanup:  # what the fetcher is lent goes back, whatever fails
+            self._clock.enter(self._stage)
+            cleanup.callback(self._clock.leave)
+            turns = self._clock.takes_turns  # else no member waits, and each sample would pay for the question
+            thread.yield_due_s = 0.0 if turns else float("inf")
+            self._meter.start(gated=self._clock.shared and self._meter.mean_s >= SLOW_TRANSFORM_S)
+            fetcher = iterator._dataset_fetcher
+            cleanup.enter_context(metered(iterator._dataset, self._meter))
+            if turns:
+                _lend_yield_points(fetcher)
+            collate = fetcher.collate_fn
+            if collate is not None:
+                cleanup.callback(setattr, fetcher, "collate_fn", collate)
+                fetcher.collate_fn = lambda samples: self._meter.run(collate, (samples,), {}, gated=True)
+            self._cleanup = cleanup.pop_all()
         self._waited_s = sum(self._clock.wait_s)
         self._wall_s, self._cpu_s = time.perf_counter(), time.thread_time()
 
@@ -436,7 +414,7 @@ def install_fetching() -> None:
             batch = plain(iterator)
             complete = True
         except StopIteration:
-            watch.iterations.exhausted(iterator)
+            watch.iterations.over(id(iterator))
             raise
         finally:
             thread.busy = False
@@ -451,21 +429,14 @@ def _ask(iterator: Any) -> Watch | None:
     try:
         watch = watching(_FETCHING_HOOK)
         if watch is not None and not thread.depth and watch.is_trainer(trains=False):
-            if id(iterator) not in watch.memory:
-                forget = functools.partial(_forget, weakref.ref(watch), id(iterator))
-                watch.memory[id(iterator)] = weakref.ref(iterator, forget)
+            if iterator not in watch.iterators:
+                watch.iterators.add(iterator)
+                weakref.finalize(iterator, watch.iterations.over, id(iterator)).atexit = False
             watch.iterations.ask(iterator)
     except Exception as error:
         switch_off(_FETCHING_HOOK, error)
         return None
     return watch
-
-
-def _forget(reference: weakref.ref[Watch], key: int, _iterator: Any) -> None:
-    watch = reference()
-    if watch is not None:
-        watch.memory.pop(key, None)
-        watch.iterations.forgotten(key)
 
 
 def _begin(watch: Watch, iterator: Any) -> Fetch | WorkersWait | None:

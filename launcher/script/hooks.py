@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from time import perf_counter
@@ -74,14 +75,12 @@ class Iterations:
         if not (untouched and self._opener not in {_NOBODY, _BY_STEP, id(iterator)}):  # not its second loader
             self._begin(id(iterator))
 
-    def exhausted(self, iterator: object) -> None:
-        """Note that the iterator had no batch left; a loop that fetches ahead still trains on the last one."""
-        if self._opener == id(iterator):
-            self._opener = _NOBODY
+    def over(self, iterator: int) -> None:
+        """Note that the iterator of that `id` had no batch left, or is gone after `break`; from any thread.
 
-    def forgotten(self, key: int) -> None:
-        """Note that an iterator is gone, for example after `break`; may be called from any thread."""
-        if self._opener == key:
+        A loop that fetches ahead still trains on the last batch.
+        """
+        if self._opener == iterator:
             self._opener = _NOBODY
 
     def work(self, *, trained: bool = False, evaluated: bool = False) -> None:
@@ -164,6 +163,7 @@ class Watch:
         self.trainer: int | None = None  # the thread that trains; only it ends iterations
         self.backward_thread: int | None = None  # the thread that waits for autograd, None outside of backward
         self.after_backward = ExitStack()  # closed when backward is done
+        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders' iterators that were asked for a batch
         self.memory: dict[Any, Any] = {}  # kept by single hooks between calls
         self.wanted = stages_wanted(os.environ)  # whether the environment lets hooks work at all
 
@@ -223,7 +223,6 @@ def begin_propagate(
     `trained` marks a part of training, `evaluated` a forward pass without gradients. If it `joins`, what the thread did
     since its last `propagate` belongs to it, such as a loss function.
     """
-    entered = False
     try:
         watch = watching(hook)
         if watch is None or watch.backward_thread not in {None, threading.get_ident()}:
@@ -235,13 +234,10 @@ def begin_propagate(
                 watch.iterations.backward()
             watch.iterations.work(trained=trained, evaluated=evaluated)
         watch.clock.enter(PROPAGATE, joins=joins)
-        entered = True
         thread.yield_due_s = perf_counter() + YIELD_INTERVAL_S if watch.clock.shared else float("inf")
         thread.depth += 1
     except Exception as error:
         switch_off(hook, error)
-        if entered and watch is not None:
-            watch.clock.leave()
         return None
     return watch
 

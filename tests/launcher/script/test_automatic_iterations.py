@@ -29,10 +29,10 @@ class Loop:
     def end(self, loader: object) -> None:
         """No batch was left."""
         self.seen.ask(loader)
-        self.seen.exhausted(loader)
+        self.seen.over(id(loader))
 
     def gone(self, loader: object) -> None:
-        self.seen.forgotten(id(loader))
+        self.seen.over(id(loader))
 
     def call(self, module: object, *, evaluated: bool = False) -> None:
         self.seen.called(module, evaluated=evaluated)
