@@ -80,41 +80,30 @@ def _install_forward() -> None:
 
 
 def _install_backward() -> None:
-    plain, plain_grad = torch.autograd.backward, torch.autograd.grad
+    for name in ("backward", "grad"):  # Tensor.backward looks it up here
+        hooked = _in_backward(getattr(torch.autograd, name), trains=name == "backward")
+        replace(torch.autograd, name, hooked)
+    pass_over(hooked)
 
+
+def _in_backward(plain: Callable[..., Any], *, trains: bool) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def backward(*args: Any, **kwargs: Any) -> None:
-        _propagate(BACKWARD_HOOK, plain, args, kwargs, trains=True)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or thread.busy:
+            return plain(*args, **kwargs)
+        watch = begin_propagate(BACKWARD_HOOK, trained=trains, joins=True)
+        try:
+            waiting = _begin_waiting()
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                if waiting is not None:
+                    _end_waiting(waiting)
+        finally:
+            if watch is not None:
+                end_propagate(BACKWARD_HOOK, watch)
 
-    @functools.wraps(plain_grad)
-    def grad(*args: Any, **kwargs: Any) -> Any:
-        return _propagate(BACKWARD_HOOK, plain_grad, args, kwargs, trains=False)
-
-    replace(torch.autograd, "backward", backward)  # Tensor.backward looks it up here
-    replace(torch.autograd, "grad", grad)
-    pass_over(backward, grad, _propagate, _wait_for)
-
-
-def _propagate(
-    hook: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, trains: bool
-) -> Any:
-    if is_compiling() or thread.busy:
-        return plain(*args, **kwargs)
-    watch = begin_propagate(hook, trained=trains, joins=True)
-    try:
-        return _wait_for(plain, args, kwargs)
-    finally:
-        if watch is not None:
-            end_propagate(hook, watch)
-
-
-def _wait_for(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    watch = _begin_waiting()
-    try:
-        return plain(*args, **kwargs)
-    finally:
-        if watch is not None:
-            _end_waiting(watch)
+    return hooked
 
 
 def _begin_waiting() -> Watch | None:

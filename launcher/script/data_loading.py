@@ -119,9 +119,11 @@ class Metered:
 
 
 @contextmanager
-def metered(dataset: Any, meter: Meter) -> Iterator[None]:
-    """Replace the transforms of the dataset, and of those inside it, by metered ones until the fetch is done."""
-    lent: list[tuple[dict[str, Any], str, Metered, Any]] = []
+def metered(fetcher: Any, dataset: Any, meter: Meter) -> Iterator[None]:
+    """Meter `collate_fn` and the transforms of the dataset, and of those inside it, until the fetch is done."""
+    collate = fetcher.collate_fn
+    fetcher.collate_fn = collating = lambda samples: meter.run(collate, (samples,), {}, gated=True)
+    lent: list[tuple[dict[str, Any], str, Any, Any]] = [(fetcher.__dict__, "collate_fn", collating, collate)]
     for own in _attributes(dataset):
         for name in _NAMES:
             function = own.get(name)
@@ -261,14 +263,14 @@ def _measure_fetches(board: Board, worker: int) -> None:
     def create_fetcher(kind: Any, dataset: Any, *rest: Any) -> Any:
         fetcher = plain(kind, dataset, *rest)
         meter = Meter(None)
-        fetch, collate = fetcher.fetch, fetcher.collate_fn
+        fetch = fetcher.fetch
 
         def measured_fetch(index: Any) -> Any:
             """Transforms, collating and the CPU time of reading are `preprocess`, the rest is `load`."""
             meter.start(gated=False)
             wall_s, cpu_s = time.perf_counter(), time.thread_time()
             try:
-                with metered(dataset, meter):
+                with metered(fetcher, dataset, meter):
                     return fetch(index)
             finally:
                 end_s = time.perf_counter()
@@ -277,8 +279,6 @@ def _measure_fetches(board: Board, worker: int) -> None:
                 board.add(worker, wall_s, wall_s + read_s - computed_s, end_s)
 
         fetcher.fetch = measured_fetch
-        if collate is not None:
-            fetcher.collate_fn = lambda samples: meter.run(collate, (samples,), {}, gated=False)
         return fetcher
 
     replace(dataloader._DatasetKind, "create_fetcher", staticmethod(create_fetcher))
@@ -363,13 +363,9 @@ class Fetch:
             thread.yield_due_s = 0.0 if turns else float("inf")
             self._meter.start(gated=self._clock.shared and self._meter.mean_s >= SLOW_TRANSFORM_S)
             fetcher = iterator._dataset_fetcher
-            cleanup.enter_context(metered(iterator._dataset, self._meter))
+            cleanup.enter_context(metered(fetcher, iterator._dataset, self._meter))
             if turns:
                 _lend_yield_points(fetcher)
-            collate = fetcher.collate_fn
-            if collate is not None:
-                cleanup.callback(setattr, fetcher, "collate_fn", collate)
-                fetcher.collate_fn = lambda samples: self._meter.run(collate, (samples,), {}, gated=True)
             self._cleanup = cleanup.pop_all()
         self._waited_s = sum(self._clock.wait_s)
         self._wall_s, self._cpu_s = time.perf_counter(), time.thread_time()

@@ -90,11 +90,12 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
         on_interval = _solo_trace(Path(environment[TRACE_VARIABLE]), environment)
     clock = StageClock(gate, on_interval)
     request = DryRunRequest.from_environment(environment)
-    if request is not None and task_of(environment)[0] == 0:
+    first_rank = task_of(environment)[0] == 0
+    if request is not None and first_rank:
         _measure(clock, request)
     if not measures_stages(environment):
         clock.gpu = FreePace() if gate is None else TurnsPace(gate)
-    if gate is not None and task_of(environment)[0] == 0:
+    if gate is not None and first_rank:
         from muri.launcher.script.script_facts import ScriptFacts
 
         ScriptFacts(clock, gate.facts)

@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from muri.errors import UsageError
@@ -96,9 +95,7 @@ class stage:
         clock.enter(self._index)
         self._clock = clock
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """End the stage and pass its resource on."""
         clock, self._clock = self._clock, None
         if clock is not None and clock is current_clock():
