@@ -142,12 +142,9 @@ def _install_step() -> None:
 
 
 def _note_optimizer() -> None:
-    try:
-        watch = watching(_STEP_HOOK)
-        if watch is not None:
-            watch.iterations.made()
-    except Exception as error:
-        switch_off(_STEP_HOOK, error)
+    watch = watching(_STEP_HOOK)
+    if watch is not None:
+        watch.iterations.made()
 
 
 def _install_step_before_2_0() -> None:

@@ -201,17 +201,21 @@ def watching(hook: str) -> Watch | None:
     """
     if _in_child or hook in _off:
         return None
-    clock = current_clock()
-    if clock.explicit and hook not in NETWORK_HOOKS:
+    try:
+        clock = current_clock()
+        if clock.explicit and hook not in NETWORK_HOOKS:
+            return None
+        watch = thread.watch
+        if watch is None or watch.clock is not clock:
+            with _watches_lock:
+                watch = clock.__dict__.get(_WATCH)
+                if watch is None:
+                    watch = clock.__dict__[_WATCH] = Watch(clock)
+                    clock.explains_gaps = not clock.explicit
+            thread.watch = watch
+    except Exception as error:
+        switch_off(hook, error)
         return None
-    watch = thread.watch
-    if watch is None or watch.clock is not clock:
-        with _watches_lock:
-            watch = clock.__dict__.get(_WATCH)
-            if watch is None:
-                watch = clock.__dict__[_WATCH] = Watch(clock)
-                clock.explains_gaps = not clock.explicit
-        thread.watch = watch
     return watch if watch.wanted else None
 
 

@@ -205,7 +205,7 @@ class GradientSender:
 
     def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Send a bucket of gradients."""
-        watch = self._watch()
+        watch = watching(_DDP_HOOK)
         if watch is None:
             return self._start(bucket)
         communication: Communication = watch.memory.setdefault(_COMMUNICATION_KEY, Communication(watch))
@@ -218,13 +218,6 @@ class GradientSender:
                 if self._settles_later:  # DDP itself still tells the other ranks what was unused
                     watch.after_backward.push(waiting.pop_all())
         return future
-
-    def _watch(self) -> Watch | None:
-        try:
-            return watching(_DDP_HOOK)
-        except Exception as error:
-            switch_off(_DDP_HOOK, error)
-            return None
 
     def _start(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         if self.inner is not None:

@@ -83,16 +83,19 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
     group's runtime.
     """
     on_interval: IntervalListener | None = None
-    gate = gate_from_environment(environment)
+    gate, first_rank = gate_from_environment(environment), task_of(environment)[0] == 0
     if gate is not None and gate.traced:
         on_interval = gate.interval
-    elif environment.get(TRACE_VARIABLE) and task_of(environment)[0] == 0:
+    elif environment.get(TRACE_VARIABLE) and first_rank:
         on_interval = _solo_trace(Path(environment[TRACE_VARIABLE]), environment)
     clock = StageClock(gate, on_interval)
     request = DryRunRequest.from_environment(environment)
-    first_rank = task_of(environment)[0] == 0
     if request is not None and first_rank:
-        _measure(clock, request)
+        from muri.launcher.script.script_facts import DryRunRecorder
+
+        recorder, pid = DryRunRecorder(request), os.getpid()
+        atexit.register(lambda: recorder.finish() if os.getpid() == pid else None)
+        clock.on_record, clock.on_hold, clock.on_prefetch_depth = recorder.add, recorder.hold, recorder.works_ahead
     if not measures_stages(environment):
         clock.gpu = FreePace() if gate is None else TurnsPace(gate)
     if gate is not None and first_rank:
@@ -126,15 +129,6 @@ def summary(clock: StageClock) -> str:
         why = f": {UNMARKED if clock.explicit else WAITS_UNSEEN}" if rest_s >= UNEXPLAINED_SHARE * whole_s else ""
         lines.append(f"muri: {rest_s / whole_s:.0%} of an iteration in no stage{why}")
     return "\n".join(lines)
-
-
-def _measure(clock: StageClock, request: DryRunRequest) -> None:
-    """Let a dry run listen to the clock."""
-    from muri.launcher.script.script_facts import DryRunRecorder
-
-    recorder, pid = DryRunRecorder(request), os.getpid()
-    atexit.register(lambda: recorder.finish() if os.getpid() == pid else None)
-    clock.on_record, clock.on_hold, clock.on_prefetch_depth = recorder.add, recorder.hold, recorder.works_ahead
 
 
 def _solo_trace(path: Path, environment: Mapping[str, str]) -> IntervalListener:

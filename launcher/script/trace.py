@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, Final
@@ -99,7 +99,7 @@ class Trace:
         self._epoch_offset_s = time.time() - time.perf_counter()
         self._pid = os.getpid()
         self._tracks: dict[tuple[str, str, int], int] = {}
-        self._lanes: dict[tuple[str, str], _Lanes] = {}
+        self._lanes: defaultdict[str, _Lanes] = defaultdict(_Lanes)
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
@@ -168,7 +168,7 @@ class Trace:
         resource = RESOURCES[STAGES.index(stage)]
         waited_s = wait_s if wait_s >= SHORTEST_WAIT_S else 0.0
         asked_us, start_us, end_us = map(self._epoch_us, (start_s - waited_s, start_s, end_s))
-        lines, tid = self._thread("member", member, self._lane("member", member, thread, asked_us, end_us))
+        lines, tid = self._thread("member", member, self._lanes[member].place(thread, asked_us, end_us))
         if waited_s:
             lines.append(self._slice(f"wait for {resource}", tid, asked_us, start_us, {}))
         lines.append(self._slice(stage, tid, start_us, end_us, {"wait_ms": round(wait_s * 1e3, 3)}))
@@ -182,9 +182,6 @@ class Trace:
         lines, tid = self._thread("member", member, 0)
         mark = {"name": f"iteration {iteration}", "cat": "iteration", "ph": "i", "s": "t", "tid": tid}
         return [*lines, self._event(mark, self._epoch_us(at_s))]
-
-    def _lane(self, kind: str, name: str, thread: int, start_us: int, end_us: int) -> int:
-        return self._lanes.setdefault((kind, name), _Lanes()).place(thread, start_us, end_us)
 
     def _thread(self, kind: str, name: str, lane: int) -> tuple[list[str], int]:
         """Return the lines that declare a track's lane, where it is new, and its thread id."""
