@@ -31,7 +31,7 @@ from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.node.member_processes import MemberProcesses, standard_error
 from muri.slurm_plugin.node.pilot_watches import GroupReports, Members, MemberWatch, NodeMonitor, runs_as_thread
 from muri.slurm_plugin.node.proof import MISSING, why_missing
-from muri.slurm_plugin.node.put_back import PutBack
+from muri.slurm_plugin.node.put_back import put_back
 from muri.slurm_plugin.node.slurm_calls import state_of
 from muri.text import json_of, log_handler
 
@@ -159,8 +159,8 @@ class PilotWatch:
             script = members.get(member, {}).get("script_pid")
             return standard_error([*([script] if script else []), *sorted(found.get(member, ()))])
 
-        back = PutBack(self._pilot, reason, open_stderr, self._clock)
-        back.all({*self._group.ids, *members, *found} - threads, within_s)
+        names = {*self._group.ids, *members, *found} - threads
+        put_back(self._pilot, names, reason, open_stderr, within_s, self._clock)
 
     def _end_runtime(self) -> bool:
         """End the runtime, and report the last figures; returns whether a fault has broken the GPU's context."""
@@ -243,8 +243,7 @@ def refuse(group: GroupSpec, why: str, processes: MemberProcesses, clock: Clock 
     def open_stderr(member: str) -> int | None:
         return standard_error(sorted(processes.search().get(member, ())))
 
-    back = PutBack(pilot, lambda _member: why, open_stderr, clock)
-    back.all(group.ids, _PUT_BACK_AT_LEISURE_S, await_start=True)
+    put_back(pilot, group.ids, lambda _member: why, open_stderr, _PUT_BACK_AT_LEISURE_S, clock, await_start=True)
 
 
 def remove_left_behind(run_dir: Path, own: int, now_s: float) -> None:

@@ -606,7 +606,7 @@ class Placeholder:
             self._nodes.slurm.set_comment(job.job_id, with_measured(job.comment, found))
 
     def _put_back(self) -> None:
-        """As `PutBack`: members that run go back to the queue; the job's epilog sees to those that it cannot reach."""
+        """As `put_back`: members that run go back to the queue; the job's epilog sees to those that it cannot reach."""
         for job_id in self._known():
             job = self._nodes.slurm.jobs.get(job_id)
             if job is not None and job.state is JobState.RUNNING and self._serves(job_id):
