@@ -1,6 +1,5 @@
 """One runtime of a group of several ranks: its arbiter, lost peers, members that hang or are orphaned."""
 
-import errno
 import logging
 import signal
 import threading
@@ -91,12 +90,6 @@ class IdleReports:
         return hung
 
 
-class PortTakenError(RankLinkError):
-    """Another process listens on the port that rank 0 was told to use."""
-
-    exit_code = errno.EADDRINUSE
-
-
 class Ranks:
     """Connects one runtime, at its place, with the others; `arbiter` is the one of this rank.
 
@@ -128,19 +121,12 @@ class Ranks:
         )
 
     def start(self) -> None:
-        """Listen, or connect to rank 0 in the background.
-
-        Raises:
-            PortTakenError: Another process has rank 0's port: try again with another one.
-            RankLinkError: Rank 0 cannot listen at its address.
-        """
+        """Listen, or connect to rank 0 in the background; a RankLinkError if rank 0 cannot listen at its address."""
         if self._leads:
-            where = f"{self.place.host}:{self.place.port}"
             try:
                 self._listener = Listener(self.place, self._take)
             except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    raise PortTakenError(f"rank 0 cannot listen on {where}: the port is taken") from error
+                where = f"{self.place.host}:{self.place.port}"
                 raise RankLinkError(f"rank 0 cannot listen on {where}: {error.strerror}") from error
         threading.Thread(target=self._gather, name="gather-ranks", daemon=True).start()
 
