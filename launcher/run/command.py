@@ -141,12 +141,12 @@ def run(
     require_writable(os.environ.get(script_clock.TRACE_VARIABLE, ""))
     if line.python and (os.sep in line.python or (not os.environ.get(PYTHON_VARIABLE) and shutil.which(line.python))):
         os.environ[PYTHON_VARIABLE] = line.python
-    job_id = os.environ.get("SLURM_JOB_ID")
+    python, job_id = script_python(os.environ), os.environ.get("SLURM_JOB_ID")
     if job_id and not no_attach and not os.environ.get(DRY_RUN_VARIABLE):
-        code = _run_in_group(job_id, line)
+        code = _run_in_group(job_id, python, line)
         if code is not None:
             return code
-    return _run_here(script_python(os.environ), line)
+    return _run_here(python, line)
 
 
 def _run_here(python: ScriptPython, line: "PythonLine") -> int:
@@ -169,7 +169,7 @@ def _run_here(python: ScriptPython, line: "PythonLine") -> int:
     return _supervise(command, request, python)
 
 
-def _run_in_group(job_id: str, line: "PythonLine") -> int | None:
+def _run_in_group(job_id: str, python: ScriptPython, line: "PythonLine") -> int | None:
     """Return the exit code of the script as a thread of the group's runtime; None when it is to run here."""
     pilot = os.environ.get(PILOT_VARIABLE, "")
     membership = functools.cache(load_membership)
@@ -177,7 +177,7 @@ def _run_in_group(job_id: str, line: "PythonLine") -> int | None:
         if run_of(os.environ):
             await_earlier_run(os.environ, job_id)
         if pilot.isdecimal():
-            return _attach(job_id, pilot, line, membership)
+            return _attach(job_id, pilot, python, line, membership)
         if may_be_member(os.environ):
             require_no_group(job_id, membership())
     except RuntimeLostError as error:
@@ -187,9 +187,10 @@ def _run_in_group(job_id: str, line: "PythonLine") -> int | None:
     return None
 
 
-def _attach(job_id: str, pilot: str, line: "PythonLine", membership: Callable[[], Membership]) -> int | None:
+def _attach(
+    job_id: str, pilot: str, python: ScriptPython, line: "PythonLine", membership: Callable[[], Membership]
+) -> int | None:
     """Attach to the pilot job's runtime; a script that cannot take turns shares the GPUs without them."""
-    python = script_python(os.environ)
     if python.why_too_old:
         _share_plainly(python.why_too_old)
         return None
