@@ -62,7 +62,7 @@ _LARGEST_STATUS: Final = 1 << 20
 _MOST_GROUPS: Final = 32
 """Of one user on a node; the status files of older pilot jobs are left out."""
 
-_STATUS_NAME: Final = re.compile(r"(?:pilot|host)-\d+\.json")  # host: of a group that 0.2 started
+_STATUS_NAME: Final = re.compile(r"pilot-\d+\.json")
 _RUN_DIR_NAME: Final = re.compile(r"(?:muri-)?(\d+)")
 MOST_ROWS: Final = 64
 """The most members, resources or GPUs in a table."""
@@ -249,7 +249,6 @@ class _Status(_Part):
     members: Annotated[dict[_Text, _Member], Field(max_length=MOST_ROWS)]
     pid: _Whole | _Text | None = None
     pilot_job: _Whole | _Text | None = None
-    host_job: _Whole | _Text | None = None  # the same, of a runtime of 0.2
     node: _Text | None = None
     total_speed: _Figure | None = None
     resources: Annotated[dict[_Text, _Resource], Field(max_length=MOST_ROWS)] | None = None
@@ -475,7 +474,7 @@ def render(found: Found, sort: str) -> RenderableType:
 
 def _headline(group: GroupView) -> Text:
     status = group.status
-    pilot = status.get("pilot_job") or status.get("host_job")
+    pilot = status.get("pilot_job")
     name = f"Group of pilot job {pilot}" if pilot else f"Runtime {status.get('pid')}"
     name += f" on {status['node']}" if status.get("node") else ""
     total = status.get("total_speed")

@@ -94,13 +94,6 @@ def test_a_malformed_part_of_the_use_hides_no_other() -> None:
     assert text["node"] == ["1.5", *"---", "50%", "-"]
 
 
-def test_a_group_that_0_2_started_is_shown_too(tmp_path: Path) -> None:
-    old = {name: value for name, value in status().items() if name != "pilot_job"} | {"host_job": "4711"}
-    (tmp_path / "host-7.json").write_text(json.dumps(old))
-    (group,) = find_groups({"MURI_RUN_DIR": str(tmp_path)}).groups
-    assert "Group of pilot job 4711" in shown(group)
-
-
 def test_use_is_read_beside_the_status_unless_it_is_old(tmp_path: Path) -> None:
     path = tmp_path / "pilot-7.json"
     path.write_text(json.dumps(status()))
