@@ -8,7 +8,6 @@ is an epoch.
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import fcntl
 import json
@@ -58,38 +57,33 @@ class CheckpointStore:
         self.place = place
         try:
             place.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.fdopen(os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise CheckpointError(
                 f"no checkpoints can be kept in {place}: {error.strerror}; set {DIRECTORY_VARIABLE} to a directory "
                 "that this job can write and that outlives it"
             ) from error
-        try:
-            self._take_lock(clock)
-        except BaseException:
-            os.close(self._lock)
-            raise
-
-    def _take_lock(self, clock: Clock) -> None:
         deadline_s = clock() + LOCK_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if clock() > deadline_s:
-                    raise CheckpointError(
-                        f"another process keeps its checkpoints in {self.place}; end it, or set {DIRECTORY_VARIABLE}"
-                    ) from error
-                clock.sleep(_POLL_S)
-            except OSError:  # some network file systems lack locks: go on without one
-                return
-            else:
-                return
+        while not self._is_locked():
+            if clock() > deadline_s:
+                self.close()
+                raise CheckpointError(
+                    f"another process keeps its checkpoints in {place}; end it, or set {DIRECTORY_VARIABLE}"
+                )
+            clock.sleep(_POLL_S)
+
+    def _is_locked(self) -> bool:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # some network file systems lack locks: go on without one
+            pass
+        return True
 
     def close(self) -> None:
         """Let another process use the directory."""
-        with contextlib.suppress(OSError):
-            os.close(self._lock)
+        self._lock.close()
 
     def iterations(self) -> list[int]:
         """Return the iterations of the complete checkpoints, in ascending order."""
@@ -185,11 +179,9 @@ def _require_written(path: Path) -> None:
 
 def _flush_tree(folder: Path) -> None:
     for directory, _, names in os.walk(folder):
-        for name in names:
-            path = Path(directory, name)
+        for path in (*(Path(directory, name) for name in names), Path(directory)):
             if not path.is_symlink():
                 _flush_path(path)
-        _flush_path(Path(directory))
 
 
 def _flush_path(path: Path) -> None:
