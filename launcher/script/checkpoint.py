@@ -322,6 +322,11 @@ def conclude(environment: Mapping[str, str]) -> None:
         _say(f"job {job_id} was saved but could not be requeued: {error}")
         return
     _say(f"job {job_id} goes back to the queue")
+    wait_to_be_ended(environment)
+
+
+def wait_to_be_ended(environment: Mapping[str, str]) -> None:
+    """Wait for Slurm to end this process, whose script has ended: its handlers would only delay that."""
     with contextlib.suppress(ValueError):  # only the main thread can
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)

@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 from muri.errors import MuriError
 from muri.inherited import working_directory
 from muri.launcher.job import script
-from muri.launcher.job.environment import AGENT_VARIABLE, run_of, wait_for_end
+from muri.launcher.job.environment import AGENT_VARIABLE, run_of
 from muri.launcher.job.script import after_import, is_out_of_memory, keep_process_groups
 from muri.launcher.process_gate import gate_from_environment, is_gated
 from muri.launcher.script import script_clock
@@ -204,13 +204,11 @@ def _execute(loaded: script.LoadedScript) -> None:
 def _try_with_more_memory(environment: Mapping[str, str]) -> None:
     """Requeue the job if it may try again, and wait to be ended; else it fails as it would have alone."""
     from muri.launcher.job.scheduler import requeue_for_memory
-    from muri.launcher.script.checkpoint import STOP_SIGNALS
+    from muri.launcher.script.checkpoint import wait_to_be_ended
 
     try:
         if requeue_for_memory(environment.get("SLURM_JOB_ID", ""), run_of(environment)):
-            for number in STOP_SIGNALS:  # the script has ended; its handlers would only delay it
-                signal.signal(number, signal.SIG_DFL)
-            wait_for_end(environment)
+            wait_to_be_ended(environment)
     except MuriError as error:
         text = "muri: the script ran out of GPU memory while others shared its GPU, and the job could not be requeued"
         print(f"{text}: {error}", file=sys.stderr)

@@ -58,26 +58,6 @@ def require_writable(trace: str) -> None:
         raise UsageError(f"cannot write the trace {path}: {reason}")
 
 
-class _Lanes:
-    """Spreads slices that overlap over several threads of one track: slices on a thread must not cross."""
-
-    def __init__(self) -> None:
-        self._end_us: list[int] = []
-        self._of_thread: dict[int, int] = {}
-
-    def place(self, thread: int, start_us: int, end_us: int) -> int:
-        """The lane of a slice: its thread's own, else one that is free."""
-        lane = self._of_thread.get(thread)
-        if lane is None or self._end_us[lane] > start_us:
-            ends_us = enumerate(self._end_us)
-            lane = next((index for index, lane_end_us in ends_us if lane_end_us <= start_us), len(self._end_us))
-            if lane == len(self._end_us):
-                self._end_us.append(0)
-            self._of_thread = {**{key: value for key, value in self._of_thread.items() if value != lane}, thread: lane}
-        self._end_us[lane] = end_us
-        return lane
-
-
 class Trace:
     """Takes events cheaply from several threads and writes them to a new file when told.
 
@@ -99,7 +79,7 @@ class Trace:
         self._epoch_offset_s = time.time() - time.perf_counter()
         self._pid = os.getpid()
         self._tracks: dict[tuple[str, str, int], int] = {}
-        self._lanes: defaultdict[str, _Lanes] = defaultdict(_Lanes)
+        self._lanes: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)  # of a member: last end and thread
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
@@ -168,7 +148,7 @@ class Trace:
         resource = RESOURCES[STAGES.index(stage)]
         waited_s = wait_s if wait_s >= SHORTEST_WAIT_S else 0.0
         asked_us, start_us, end_us = map(self._epoch_us, (start_s - waited_s, start_s, end_s))
-        lines, tid = self._thread("member", member, self._lanes[member].place(thread, asked_us, end_us))
+        lines, tid = self._thread("member", member, self._lane(member, thread, asked_us, end_us))
         if waited_s:
             lines.append(self._slice(f"wait for {resource}", tid, asked_us, start_us, {}))
         lines.append(self._slice(stage, tid, start_us, end_us, {"wait_ms": round(wait_s * 1e3, 3)}))
@@ -182,6 +162,14 @@ class Trace:
         lines, tid = self._thread("member", member, 0)
         mark = {"name": f"iteration {iteration}", "cat": "iteration", "ph": "i", "s": "t", "tid": tid}
         return [*lines, self._event(mark, self._epoch_us(at_s))]
+
+    def _lane(self, member: str, thread: int, start_us: int, end_us: int) -> int:
+        """The lane of a slice: its thread's own, else one that is free; slices on one lane must not cross."""
+        lanes = self._lanes[member]
+        free = [index for index, (until_us, _) in enumerate(lanes) if until_us <= start_us]
+        lane = next((index for index in free if lanes[index][1] == thread), (*free, len(lanes))[0])
+        lanes[lane : lane + 1] = [(end_us, thread)]
+        return lane
 
     def _thread(self, kind: str, name: str, lane: int) -> tuple[list[str], int]:
         """Return the lines that declare a track's lane, where it is new, and its thread id."""
