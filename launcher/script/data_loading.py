@@ -211,7 +211,7 @@ class WorkersWait:
         self._board: Board | None = iterator.__dict__.get("_muri_board")
         self._waits = self._clock.begin_fetch_wait()
 
-    def end(self, *, complete: bool) -> None:
+    def end(self) -> None:
         """The batch is there, or will not come."""
         parts = self._board.look() if self._board is not None else []
         if self._waits:
@@ -370,8 +370,8 @@ class Fetch:
         self._waited_s = sum(self._clock.wait_s)
         self._wall_s, self._cpu_s = time.perf_counter(), time.thread_time()
 
-    def end(self, *, complete: bool) -> None:
-        """Leave the stage; a complete fetch tells the next ones what to expect."""
+    def end(self) -> None:
+        """Leave the stage, and tell the next fetches what to expect."""
         wall_s, cpu_s = time.perf_counter() - self._wall_s, time.thread_time() - self._cpu_s
         waited_s = sum(self._clock.wait_s) - self._waited_s
         meter = self._meter
@@ -380,8 +380,7 @@ class Fetch:
             self._clock.move(self._stage, PREPROCESS, meter.counted_s)
             end_s = self._wall_s + wall_s
             self._clock.note_work(PREPROCESS, end_s - meter.counted_s, end_s, 1.0, own=True)
-        if complete:
-            self._kind.add(max(1e-9, wall_s - meter.wall_s - waited_s), max(0.0, cpu_s - meter.cpu_s))
+        self._kind.add(max(1e-9, wall_s - meter.wall_s - waited_s), max(0.0, cpu_s - meter.cpu_s))
 
 
 def _lend_yield_points(fetcher: Any) -> None:
@@ -405,17 +404,15 @@ def install_fetching() -> None:
         if watch is None:
             return plain(iterator)
         fetch = _begin(watch, iterator)
-        complete, thread.busy = False, True
+        thread.busy = True
         try:
-            batch = plain(iterator)
-            complete = True
+            return plain(iterator)
         except StopIteration:
             watch.iterations.over(id(iterator))
             raise
         finally:
             thread.busy = False
-            _end(fetch, complete=complete)
-        return batch
+            _end(fetch)
 
     replace(dataloader._BaseDataLoaderIter, "__next__", next_batch)
 
@@ -443,9 +440,9 @@ def _begin(watch: Watch, iterator: Any) -> Fetch | WorkersWait | None:
         return None
 
 
-def _end(fetch: Fetch | WorkersWait | None, *, complete: bool) -> None:
+def _end(fetch: Fetch | WorkersWait | None) -> None:
     try:
         if fetch is not None:
-            fetch.end(complete=complete)
+            fetch.end()
     except Exception as error:
         switch_off(_FETCHING_HOOK, error)
