@@ -160,7 +160,7 @@ class Runtime:
         self._threads: SharedProcess | None = None
         # One member's process group could stop the others as it ends, so members of several ranks have processes.
         if group.threads and self._ranks is None:
-            self._threads = shared_process(
+            self._threads = shared_process()(
                 group.threads, options.preload, self._table.running, self._tell_end, takes_turns=in_turns
             )
         speeds = {member.job_id: member.predicted_speed for member in group.members if member.predicted_speed}

@@ -369,7 +369,12 @@ class ThreadSession(MemberSession):
 
 
 class Threads:
-    """Runs members as threads; see `muri.launcher.threads.SharedProcess`."""
+    """Runs members as threads of this process.
+
+    `members` are the job ids that are planned so, `preload` modules to load ahead. `running` tells the sessions under
+    way, of either kind; `end_runtime` ends this process, because its GPU context has ended. If it `takes_turns`,
+    members' kernels must not overlap.
+    """
 
     def __init__(
         self,
@@ -388,7 +393,7 @@ class Threads:
         self._faults = gpu.FaultWatch(running, end_runtime)
 
     def install(self) -> None:
-        """Let this process hold several scripts."""
+        """Let this process hold several scripts; call it from the main thread, before any session starts."""
         install()
         if stages_wanted(os.environ):
             install_stage_hooks()
@@ -429,7 +434,7 @@ class Threads:
         return None if device is None else device.mem_gib
 
     def session_ended(self, session: MemberSession) -> None:
-        """Look whether the GPU's context has ended with a session."""
+        """Look whether the GPU's context has ended with a session; called before the member learns of its end."""
         self._faults.session_ended(session)
 
     def fault(self) -> dict[str, Any] | None:
