@@ -342,19 +342,14 @@ def idle_cause(scope: str, *, obstructs: bool) -> str:
 
 
 def _threads_of_member(member: str, roots: Roots, others: Sequence[Roots]) -> list[Path]:
-    """Return all threads that work for a member, those of its subprocesses included.
-
-    The owner of a worker that was forked by a thread which has ended is unknown: the worker counts for every member.
-    """
+    """Return all threads that work for a member, those of its subprocesses included."""
     if roots.process:
         return list(threads_of_trees([roots.process]))
     own = _threads_here(roots.threads)
     theirs = {child for other in others for child in children_of(_threads_here(other.threads))}
     mine = set(children_of(own))
     for child in set(children_of(threads_of(os.getpid()))) - theirs - mine:
-        if f"SLURM_JOB_ID={member}".encode() in _words_of(child, "environ") or (
-            _words_of(child, "cmdline") == _words_of(os.getpid(), "cmdline")  # a fork that runs no other program
-        ):
+        if f"SLURM_JOB_ID={member}".encode() in _environ_of(child):
             mine.add(child)
     return [*own, *threads_of_trees(mine)]
 
@@ -363,10 +358,10 @@ def _threads_here(numbers: Iterable[int]) -> list[Path]:
     return [Path(f"/proc/{os.getpid()}/task/{number}") for number in numbers]
 
 
-def _words_of(pid: int, name: str) -> list[bytes]:
-    """Return the command line or environment of a process; [] if it cannot be read."""
+def _environ_of(pid: int) -> list[bytes]:
+    """Return the environment of a process; [] if it cannot be read."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return []
 
 

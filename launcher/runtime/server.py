@@ -77,7 +77,6 @@ class Server:
         self._unreported: set[MemberSession] = set()
         self._reported = threading.Condition()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._open: set[socket.socket] = set()
 
     def start(self) -> None:
         """Publish the name and accept members in the background.
@@ -97,7 +96,6 @@ class Server:
             raise RendezvousError(f"another runtime already serves {self._path.name} in {self._run_dir}") from error
         finally:
             draft.unlink(missing_ok=True)
-        os.register_at_fork(after_in_child=self._close_in_child)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def close(self) -> None:
@@ -112,12 +110,6 @@ class Server:
         """Wait until each thread's end was told to its process: one that has finished must not run again."""
         with self._reported:
             self._reported.wait_for(lambda: not self._unreported, timeout_s)
-
-    def _close_in_child(self) -> None:
-        """Close the connections in a forked worker, which must not keep them open when the runtime dies."""
-        for raw in (self._socket, *self._open):
-            with contextlib.suppress(OSError):
-                os.close(raw.fileno())
 
     def _accept(self) -> None:
         while not self._closing:
@@ -136,7 +128,6 @@ class Server:
 
     def _serve(self, raw: socket.socket) -> None:
         with raw:
-            self._open.add(raw)
             try:
                 raw.settimeout(HELLO_TIMEOUT_S)
                 protocol.require_same_user(raw)
@@ -149,8 +140,6 @@ class Server:
             except (ProtocolError, OSError, RuntimeError) as error:  # no thread is left, too
                 logger.warning("a connection was refused: %s", error)
                 _send_last(raw, {"type": "refused", "kind": "protocol", "reason": str(error)})
-            finally:
-                self._open.discard(raw)
 
     def _leave(self, connection: socket.socket, frame: Frame, files: list[int]) -> None:
         """Answer once no script of another run of the job is left here; that run's process is gone or soon will be."""

@@ -14,7 +14,6 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -108,7 +107,6 @@ class ProcessSession(MemberSession):
                 take_short_turns(self._process.pid)
         try:
             own, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            _open_sockets.add(self._theirs)
             self._channels.open(own)
             threading.Thread(target=self._watch, name=f"process-{self.member}", daemon=True).start()
         except (OSError, RuntimeError):
@@ -237,18 +235,6 @@ def share_waiting_hint(arbiter: Arbiter) -> int:
     return page_fd
 
 
-_open_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
-
-
-def _close_sockets() -> None:
-    """Close the channels in a forked process, which must not keep them open when the runtime dies."""
-    for channel in list(_open_sockets):
-        channel.close()
-
-
-os.register_at_fork(after_in_child=_close_sockets)
-
-
 class Channels:
     """Serves all channels of one member's process, a thread for each.
 
@@ -309,7 +295,6 @@ class _Channel:
     def __init__(self, owner: Channels, channel: socket.socket) -> None:
         self._owner = owner
         self._socket = channel
-        _open_sockets.add(channel)
         self._held: set[int] = set()
         self._handlers: dict[int, Callable[[bytes], None]] = {
             process_gate.ACQUIRE: self._acquire,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError, give_way
 from muri.launcher.job import script
@@ -43,7 +43,6 @@ class Interruption:
         self._thread = thread
         self._handlers_due: list[int] = []
         self._held_back = 0
-        self._pid = os.getpid()
 
     @property
     def in_own_thread(self) -> bool:
@@ -85,7 +84,7 @@ class Interruption:
 
     def hold_back(self) -> None:
         """Raise nothing from outside in the script's own thread until it calls `let_through`; calls nest."""
-        if not self._interruptible:
+        if not self.in_own_thread:
             return
         before = self._held_back
         try:
@@ -97,15 +96,10 @@ class Interruption:
 
     def let_through(self) -> None:
         """End what `hold_back` began, and raise what was held back."""
-        if self._interruptible:
+        if self.in_own_thread:
             self._held_back -= 1
             if self.allowed and not self._held_back:
                 self.safe_point()
-
-    @property
-    def _interruptible(self) -> bool:
-        """Whether the caller is the script's own thread, and not a process that it has forked."""
-        return self.in_own_thread and os.getpid() == self._pid
 
     def forbid(self) -> None:
         """Raise nothing in the script's thread from now on; called by that thread."""
@@ -251,14 +245,6 @@ def _without_launcher(frames: TracebackType | None) -> TracebackType | None:
     while frames is not None and _is_launchers(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames
-
-
-def leave_process(code: int, state: SessionState) -> NoReturn:
-    """End a process that a script has forked, as Python would: its own thread is the process's last."""
-    for stream in state.streams.values():
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
 
 
 def print_unraisable(error: BaseException, function: Callable[..., object], state: SessionState) -> None:

@@ -7,7 +7,6 @@ the session's state in the default generator.
 """
 
 import logging
-import os
 import random
 import threading
 import warnings
@@ -99,10 +98,6 @@ class SessionGenerators:
         self._gpus: PerSession[dict[int, Any]] = PerSession(dict)
         self._plain_cpu = torch.default_generator
         self._local = threading.local()
-        self._unlock()
-        os.register_at_fork(after_in_child=self._unlock)  # the thread that held it is not in the child
-
-    def _unlock(self) -> None:
         # Held while the process's generator is written: some kernels draw a session's numbers from it.
         self.exchange = threading.Lock()
 

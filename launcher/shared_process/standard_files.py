@@ -225,11 +225,6 @@ class COutput:
             finally:
                 os.close(listener)
 
-    def close_in_child(self) -> None:
-        """Close the channel in a forked process, which must not use the helper."""
-        if self._channel is not None:
-            self._channel.close()
-
 
 def _program(machine: c_output_helper.Machine) -> _Program:
     """Notify about write and writev of this machine's calls to descriptors 1 and 2; allow everything else."""
@@ -255,5 +250,4 @@ def install_c_output() -> COutput:
     for handler in logger.handlers:
         if isinstance(handler, logging.StreamHandler):  # a log in a session's thread belongs to the runtime
             handler.setStream(os.fdopen(os.dup(2), "w", buffering=1))
-    os.register_at_fork(after_in_child=output.close_in_child)
     return output

@@ -48,7 +48,6 @@ from muri.launcher.shared_process.interruption import (
     ending_of,
     exit_code,
     exit_with,
-    leave_process,
     print_exception,
     print_unraisable,
 )
@@ -109,7 +108,6 @@ class ThreadSession(MemberSession):
         self.clock.on_prefetch_depth = self._works_ahead
         self.clock.explicit = not stages_wanted(request.environment)
         self._ending_class: type[BaseException] = KeyboardInterrupt
-        self._runtime_pid = os.getpid()
 
     def start(self, on_end: Callable[[MemberSession], None]) -> None:
         """Run the script; `on_end` is called once, when the exit code is known."""
@@ -324,8 +322,6 @@ class ThreadSession(MemberSession):
                 print_unraisable(error, function, self._state)
 
     def _finish(self, code: int) -> None:
-        if os.getpid() != self._runtime_pid:  # a process that the script forked has come to its end
-            leave_process(code, self._state)
         self._interruption.forbid()
         self._arbiter.leave(self.member)
         failure = self._clean_up()
