@@ -16,8 +16,9 @@ if TYPE_CHECKING:  # nothing loads the room for the sake of its types
     DangerWatch = watch.DangerWatch
     Script = state.SessionState
     SharedProcess = thread_session.Threads
+    ThreadSession = thread_session.ThreadSession
 else:
-    DangerWatch = Script = SharedProcess = Any
+    DangerWatch = Script = SharedProcess = ThreadSession = Any
 
 _ROOM: Final = "muri.launcher.shared_process"
 

@@ -317,7 +317,7 @@ class HangWatch:
     def _begin(self, session: MemberSession) -> _Timers:
         timeout_s = self._timeout_s
         try:
-            timeout_s = hang_timeout_s(session.environment(), timeout_s)
+            timeout_s = hang_timeout_s(session.request.environment, timeout_s)
         except UsageError as error:
             logger.warning("member %s: %s", session.member, error)
         interval_s = sampling_interval_s(timeout_s)

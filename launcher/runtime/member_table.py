@@ -164,7 +164,9 @@ class Measurement:
             return None
         logger.info("member %s is measured: %s", self._session.member, result.stopped)
         accumulates = {"accumulates": True} if facts.get("accumulates") else {}
-        return {**result.to_dict(), "at": self._now_s(), "python": dict(self._session.python()), **accumulates}
+        request = self._session.request
+        python = {"prefix": request.prefix, "executable": request.executable}
+        return {**result.to_dict(), "at": self._now_s(), "python": python, **accumulates}
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from muri.launcher.script.trace import Trace
 from muri.launcher.sessions.peer_process import PeerProcess
 from muri.launcher.sessions.process_session import ProcessSession, share_waiting_hint
 from muri.launcher.sessions.setup import MemberSession, wait_without_spinning
+from muri.launcher.threads import ThreadSession
 from muri.profiler.records import STAGES
 
 logger = logging.getLogger("muri.launcher")
@@ -181,7 +182,9 @@ class Server:
         session.start(self._reporter(connection))
         self._listen(connection, session)
 
-    def _session(self, request: AttachRequest, files: tuple[int, int, int], process: PeerProcess) -> MemberSession:
+    def _session(
+        self, request: AttachRequest, files: tuple[int, int, int], process: PeerProcess
+    ) -> ProcessSession | ThreadSession:
         """Return a session that has not started: a thread, which alone takes the files, or one of the member's own."""
         member, trace = request.job_id, self._trace
 
@@ -190,7 +193,7 @@ class Server:
                 trace.record(member, STAGES[stage], start_s, end_s, wait_s)
 
         spec, listener, threads = self._table.spec_of(member), None if trace is None else record, self._table.threads
-        session: MemberSession
+        session: ProcessSession | ThreadSession
         if threads is not None and threads.takes(request) and _sees_the_same_files(process.pid):
             session = threads.session(request, files, self._arbiter, listener, spec)
         else:
@@ -261,7 +264,7 @@ class Server:
         pilot = self._admission.pilot_job
         return cancelled_pilot(pilot, member) if pilot is not None and self.ended_by_signal else ""
 
-    def _listen(self, raw: socket.socket, session: MemberSession) -> None:
+    def _listen(self, raw: socket.socket, session: ThreadSession) -> None:
         try:
             while (frame := protocol.receive(raw)) is not None:
                 if frame["type"] == "signal":

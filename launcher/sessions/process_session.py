@@ -63,8 +63,6 @@ class ProcessSession(MemberSession):
     """
 
     isolation = "process"
-    checkpointed: Final = False
-    """False, because the script's own process handles its checkpoint."""
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class ProcessSession(MemberSession):
         spec: MemberSpec | None = None,
     ) -> None:
         # `fault` stays None, because an error in the process's own CUDA context ends no other member; `stopped_at`
-        # stays None, because a checkpoint is known to the process alone.
+        # stays None and `checkpointed` False, because a checkpoint is known to the process alone.
         super().__init__(request, arbiter, spec)
         self.clock = StageClock()  # never entered: filled from what the process tells
         self.ended = threading.Event()
@@ -132,10 +130,6 @@ class ProcessSession(MemberSession):
     def is_over(self) -> bool:
         """Whether the process has ended, even if that is still to be noted."""
         return self._over or self._process.has_ended
-
-    def deliver(self, signum: int) -> None:
-        """Send the script's process a signal."""
-        self._process.send(signum)
 
     def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
         """Send the script's process a signal, and kill it with all that it has started after the grace time."""
@@ -243,7 +237,7 @@ class Channels:
         arbiter: Answers its requests.
         on_iteration: Called with each finished iteration; whether the arbiter is to be told of it.
         on_interval: Called with each stage held; None for no calls.
-        listener: Takes the messages of the process about itself; None where there is no use for them.
+        listener: Takes the messages of the process about itself.
 
     Attributes:
         main_closed: Set once the process's first channel is closed at its end.
@@ -255,7 +249,7 @@ class Channels:
         arbiter: Arbiter,
         on_iteration: Callable[[IterationRecord], bool],
         on_interval: IntervalListener | None,
-        listener: ProcessSession | None = None,
+        listener: ProcessSession,
     ) -> None:
         self.member: Final = member
         self.arbiter: Final = arbiter
@@ -302,9 +296,9 @@ class _Channel:
             process_gate.RELEASE: self._release,
             process_gate.ITERATION: self._iteration,
             process_gate.INTERVAL: self._interval,
-            process_gate.FACTS: self._note_facts,
-            process_gate.EXIT: self._note_exit,
-            process_gate.OUT_OF_MEMORY: self._note_out_of_memory,
+            process_gate.FACTS: lambda message: owner.listener.note_facts(process_gate.unpack_facts(message)),
+            process_gate.EXIT: lambda message: owner.listener.note_exit(process_gate.EXIT_MESSAGE.unpack(message)[1]),
+            process_gate.OUT_OF_MEMORY: lambda _message: self._answer(float(owner.listener.note_out_of_memory())),
             process_gate.CHANNEL: lambda _message: None,  # the descriptor that came with it is open already
         }
 
@@ -359,19 +353,6 @@ class _Channel:
         record = process_gate.unpack_iteration(message)
         if self._owner.on_iteration(record):
             self._owner.arbiter.iteration_done(self._owner.member, record)
-
-    def _note_facts(self, message: bytes) -> None:
-        facts = process_gate.unpack_facts(message)
-        if self._owner.listener is not None:
-            self._owner.listener.note_facts(facts)
-
-    def _note_exit(self, message: bytes) -> None:
-        _, code = process_gate.EXIT_MESSAGE.unpack(message)
-        if self._owner.listener is not None:
-            self._owner.listener.note_exit(code)
-
-    def _note_out_of_memory(self, _message: bytes) -> None:
-        self._answer(float(self._owner.listener is not None and self._owner.listener.note_out_of_memory()))
 
     def _interval(self, message: bytes) -> None:
         _, stage, start_s, end_s, wait_s = process_gate.INTERVAL_MESSAGE.unpack(message)

@@ -71,14 +71,14 @@ class MemberSession(ABC):
         self.hung = False  # it is being ended, or was, because it hangs
         self.paused = False  # its job is suspended
         self.client_pid = 0  # the member's process in its own job; 0 once it is gone, or if it cannot be seen
-        self._request = request
+        self.request = request
         self._arbiter = arbiter
         self._spec = spec or MemberSpec(request.job_id)
 
     @property
-    @abstractmethod
     def checkpointed(self) -> bool:
         """Whether the script has told the runtime how to save it."""
+        return False
 
     @property
     @abstractmethod
@@ -88,10 +88,6 @@ class MemberSession(ABC):
     @abstractmethod
     def start(self, on_end: Callable[["MemberSession"], None]) -> None:
         """Run the script, or watch it; `on_end` is called once, when it has ended."""
-
-    @abstractmethod
-    def deliver(self, signum: int) -> None:
-        """Act as the signal would on a process that runs the script."""
 
     @abstractmethod
     def end(self, signum: int, grace_s: float = ...) -> None:
@@ -117,20 +113,9 @@ class MemberSession(ABC):
     def shut_down(self, grace_s: float) -> None:
         """Give the script up, because the runtime ends: a thread ends with it, its own SIGTERM handler first."""
 
-    def detach_output(self) -> None:  # noqa: B027 (a script in the member's own process ends with it)
-        """Discard further output of the script, because the member's own process is gone."""
-
     def join_arbiter(self) -> None:
         """Let the arbiter know the member."""
         self._arbiter.join(self.member, self._spec.solo_iteration_s, self._spec.min_speed)
-
-    def environment(self) -> Mapping[str, str]:
-        """The member's environment, as it was handed over."""
-        return self._request.environment
-
-    def python(self) -> Mapping[str, str]:
-        """The script's Python: its "prefix" and "executable"."""
-        return {"prefix": self._request.prefix, "executable": self._request.executable}
 
 
 def write_notice(file: int, text: str) -> None:

@@ -119,7 +119,7 @@ class ThreadSession(MemberSession):
     def deliver(self, signum: int) -> None:
         """Do what the signal would do to a process that runs the script."""
         handler = self._state.handlers.get(signum, signal.SIG_DFL)
-        if handler == signal.SIG_IGN or signum in {*_WITHOUT_EFFECT, *self._request.blocked}:
+        if handler == signal.SIG_IGN or signum in {*_WITHOUT_EFFECT, *self.request.blocked}:
             return
         if self._asked_to_stop(signum):
             return
@@ -276,9 +276,9 @@ class ThreadSession(MemberSession):
 
     def _run_script(self) -> int:
         try:
-            own_working_directory(self._request, self._state)
+            own_working_directory(self.request, self._state)
             gpu.enter_session(self._state)
-            loaded = script.load(self._request.target, self._request.module)
+            loaded = script.load(self.request.target, self.request.module)
             self._state.main = loaded.module
             self._state.argv[0] = loaded.argv0
             exec(loaded.code, loaded.module.__dict__)
@@ -420,7 +420,7 @@ class Threads:
         arbiter: Arbiter,
         on_interval: IntervalListener | None,
         spec: MemberSpec,
-    ) -> MemberSession:
+    ) -> ThreadSession:
         """Return a session that has not started."""
         return ThreadSession(request, files, arbiter, self._base_path, on_interval, spec)
 

@@ -6,6 +6,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.stage_clock import IterationRecord
@@ -32,7 +33,7 @@ class Gates:
         """A gate of a member, which need not have joined."""
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sockets.append(own)
-        Channels(member, self.arbiter, self.records[member].append, None).open(theirs)
+        Channels(member, self.arbiter, self.records[member].append, None, Mock()).open(theirs)
         return ProcessGate(own, self.page)
 
     def holder(self, stage: int) -> str | None:

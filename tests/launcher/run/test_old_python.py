@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from launcher_harness import Launcher, ends
@@ -108,7 +109,7 @@ def test_a_member_asks_the_arbiter_for_its_stages(launcher: Launcher, python: st
     arbiter.join("101")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     page_fd, _page = process_gate.make_page()
-    channels = Channels("101", arbiter, records.append, None)
+    channels = Channels("101", arbiter, records.append, None, Mock())
     channels.open(ours)
     # The variable names the process that it is meant for, so the shell that knows its own number becomes that one.
     gate = f"{process_gate.VARIABLE}=$$:{theirs.fileno()}:{page_fd}:0"

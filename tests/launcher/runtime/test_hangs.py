@@ -6,6 +6,7 @@ import subprocess
 import threading
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from launcher_harness import Launcher, ends
@@ -336,15 +337,12 @@ class Idle:
         self.member = member
         self.clock = StageClock()
         self.causes: list[str] = []
-        self._environment = environment
+        self.request = SimpleNamespace(environment=environment)
         reading, self._end = os.pipe()
         self._thread = threading.Thread(target=os.read, args=(reading, 1), daemon=True)
         self._thread.start()
         call = Path(f"/proc/self/task/{self._thread.native_id}/syscall")  # "running", or its number and arguments
         until(lambda: call.read_text().split()[1:2] == [hex(reading)], "the thread to wait for the pipe")
-
-    def environment(self) -> dict[str, str]:
-        return self._environment
 
     def roots(self) -> Roots:
         return Roots(threads=(self._thread.native_id or 0,))

@@ -30,9 +30,9 @@ STEADY = IterationRecord(0.5, (0.1, 0.0, 0.2, 0.0), (0.0, 0.0, 0.1, 0.0))
 
 def a_session(facts: dict[str, Any] | None, exit_code: int = 0) -> SimpleNamespace:
     """A session with the facts of a test."""
-    python = {"prefix": "/env", "executable": "/env/bin/python"}
+    request = SimpleNamespace(prefix="/env", executable="/env/bin/python")
     return SimpleNamespace(
-        member="101", exit_code=exit_code, lost=False, clock=StageClock(), facts=lambda: facts, python=lambda: python
+        member="101", exit_code=exit_code, lost=False, clock=StageClock(), facts=lambda: facts, request=request
     )
 
 

@@ -67,7 +67,7 @@ def test_all_that_a_process_has_told_counts_when_its_channels_are_closed() -> No
         read_on.wait(DEADLINE_S)
         records.append(record)
 
-    channels = Channels("1", FairArbiter(), count, None)
+    channels = Channels("1", FairArbiter(), count, None, Mock())
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channels.open(theirs)
     told = [IterationRecord(float(step), (0.0,) * 4, (0.0,) * 4) for step in range(50)]
@@ -197,7 +197,7 @@ def test_nonsense_ends_the_channel_only(make: Callable[[str], Member], caplog: p
         bytes([process_gate.FACTS]) + b'{"depth": "deep"}',
     ):
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        Channels("1", one.arbiter, one.records.append, lambda *_: None).open(theirs)
+        Channels("1", one.arbiter, one.records.append, lambda *_: None, Mock()).open(theirs)
         own.settimeout(DEADLINE_S)
         own.send(message)
         assert own.recv(10) == b""
@@ -213,7 +213,7 @@ def test_a_file_in_place_of_a_channel_ends_the_channels_and_is_closed(
 ) -> None:
     one = make("1")
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    Channels("1", one.arbiter, one.records.append, None).open(theirs)
+    Channels("1", one.arbiter, one.records.append, None, Mock()).open(theirs)
     own.settimeout(DEADLINE_S)
     path = tmp_path / "no-socket"
     with path.open("wb") as file:

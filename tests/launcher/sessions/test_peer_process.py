@@ -128,7 +128,7 @@ def test_a_session_that_has_ended_watches_nothing_however_long_it_is_remembered(
     sleeper.kill()
     until(lambda: ended == [session], "its end")
     assert watched_processes() == before
-    session.deliver(signal.SIGUSR1)
+    session.end(signal.SIGUSR1, 0.0)
     assert session.is_over
 
 
