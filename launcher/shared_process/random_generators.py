@@ -11,13 +11,14 @@ import random
 import threading
 import warnings
 from collections.abc import Callable
-from functools import update_wrapper
 from types import ModuleType
 from typing import Any, Final
 
+from muri.launcher.job.script import after_import
 from muri.launcher.shared_process.state import (
     PerSession,
     SessionState,
+    StandIn,
     add_properties,
     by_session,
     current_session,
@@ -196,33 +197,9 @@ def _override(torch: ModuleType, generators: SessionGenerators) -> None:
             library.impl(overload, own, device, with_keyset=True)
 
 
-def _patch_functions(torch: ModuleType, generators: SessionGenerators) -> None:
-    plain_seed, plain_manual_seed = torch.random.seed, torch.random.manual_seed
-
-    def manual_seed(seed: Any) -> Any:
-        with generators.exchange:
-            plain_manual_seed(seed)  # other devices, and the check
-        return generators.cpu().manual_seed(int(seed))
-
-    def seed() -> int:
-        with generators.exchange:
-            value: int = plain_seed()
-        generators.cpu().manual_seed(value)
-        return value
-
-    def get_rng_state() -> Any:
-        return generators.cpu().get_state()
-
-    def set_rng_state(new_state: Any) -> None:
-        generators.cpu().set_state(new_state)
-
-    def initial_seed() -> Any:
-        return generators.cpu().initial_seed()
-
-    for function in (manual_seed, seed, get_rng_state, set_rng_state, initial_seed):
-        update_wrapper(function, getattr(torch.random, function.__name__))
-        for module in (torch, torch.random):
-            setattr(module, function.__name__, function)
+def _patch_default(torch: ModuleType, generators: SessionGenerators) -> None:
+    # The module's own functions, such as `manual_seed`, read its dictionary.
+    vars(torch.random)["default_generator"] = StandIn(generators.cpu)
     for module in (torch, torch.random):
         add_properties(module, {"default_generator": property(lambda _module: generators.cpu())})
 
@@ -252,6 +229,11 @@ def _patch_cuda(cuda: ModuleType, generators: SessionGenerators) -> None:
     cuda.random._lazy_call = lazy_call
 
 
+def _forget_default(dataset: Any) -> None:
+    """Let `random_split` ask for the default generator: it has kept the process's as a default argument."""
+    dataset.random_split.__defaults__ = (None,)
+
+
 def patch_torch(torch: ModuleType) -> None:
     """Give each session a generator of PyTorch for the CPU and one for each GPU."""
     if not hasattr(torch.library, "get_kernel"):
@@ -265,5 +247,6 @@ def patch_torch(torch: ModuleType) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*verriding a previously registered kernel")
         _override(torch, generators)
-    _patch_functions(torch, generators)
+    _patch_default(torch, generators)
+    after_import("torch.utils.data.dataset", _forget_default)
     _patch_cuda(torch.cuda, generators)

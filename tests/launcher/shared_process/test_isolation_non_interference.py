@@ -111,3 +111,22 @@ def test_a_seed_of_one_member_never_reaches_another_that_draws_dropout(launcher)
     running = [launcher.member("101", script), launcher.member("102", script, "seeds")]
     assert [ends(process) for process in running] == [0, 0], [launcher.err("101"), launcher.err("102")]
     assert launcher.out("101") == alone
+
+
+def test_functions_around_the_default_generator_are_as_alone(launcher):
+    script = launcher.script("""
+        import torch
+        from torch.utils.data import random_split
+        torch.manual_seed(5)
+        state = torch.get_rng_state()
+        drawn = torch.rand(3).tolist()
+        torch.set_rng_state(state)
+        print(torch.initial_seed(), torch.rand(3).tolist() == drawn, drawn)
+        print([list(part.indices) for part in random_split(range(10), [5, 5])], torch.rand(1).item())
+        with torch.random.fork_rng(devices=[]):
+            print(torch.manual_seed(9).initial_seed(), torch.rand(1).item())
+        print(torch.rand(1).item(), torch.seed() == torch.initial_seed() == torch.default_generator.initial_seed())
+    """)
+    alone = launcher.ran(None, script)
+    launcher.threads("101")
+    assert launcher.ran("101", script) == alone
