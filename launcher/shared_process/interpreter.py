@@ -188,21 +188,11 @@ def _install_recursion_limit() -> None:
     sys.getrecursionlimit = in_session(plain_get)(lambda session: _values.of(session).get("recursion", plain_get()))
 
 
-def _patch_start_method(context: ModuleType) -> None:
+def _patch_start_method(context: Any) -> None:
     """Let each member call `multiprocessing.set_start_method`, which Python allows once per process."""
     default, kept = context._default_context, PerSession[dict[str, Any]](lambda: {"_actual_context": None})
-    of_default = session_value("_actual_context", kept.of)
-
-    def get(own: Any) -> Any:
-        return of_default.__get__(own) if own is default else own.__dict__["_actual_context"]
-
-    def put(own: Any, value: Any) -> None:
-        if own is default:
-            of_default.__set__(own, value)
-        else:  # a context that the script has made
-            own.__dict__["_actual_context"] = value
-
-    type(default)._actual_context = property(get, put)
+    chosen = {"_actual_context": session_value("_actual_context", kept.of)}
+    default.__class__ = type("DefaultContext", (type(default),), chosen)  # a context that a script makes is its own
 
 
 def install_settings() -> None:
@@ -234,25 +224,7 @@ def _own_manager() -> logging.Manager:
 
 
 _managers: PerSession[logging.Manager] = PerSession(_own_manager)
-
-
-def _disable_property() -> property:
-    def get(manager: logging.Manager) -> int:
-        session = current_session()
-        own = manager.__dict__.get("_disable", 0)
-        return int(own if session is None else _values.of(session).get("logging.disable", 0))
-
-    def put(manager: logging.Manager, value: Any) -> None:
-        session = current_session()
-        level = logging._checkLevel(value)  # type: ignore[attr-defined]
-        if session is None:
-            manager.__dict__["_disable"] = level
-        else:
-            _values.of(session)["logging.disable"] = level
-
-    return property(get, put)
-
-
+_disabled: PerSession[dict[str, Any]] = PerSession(lambda: {"_disable": 0})
 _lists: PerSession[list[Any]] = PerSession(list)
 _names: PerSession["weakref.WeakValueDictionary[str, logging.Handler]"] = PerSession(weakref.WeakValueDictionary)
 _captured: PerSession[list[Any]] = PerSession(list)
@@ -310,7 +282,7 @@ def install_logging(modules: LocalModules) -> None:
 
     logging.Manager.getLogger = get_logger  # type: ignore[method-assign, assignment]
     logging.Logger.isEnabledFor = is_enabled_for  # type: ignore[method-assign, assignment]
-    logging.Manager.disable = _disable_property()  # type: ignore[assignment]
+    logging.Manager._disable = session_value("_disable", _disabled.of)  # type: ignore[attr-defined]
     plain_list, plain_names = logging._handlerList, logging._handlers  # type: ignore[attr-defined]
     handlers = _HandlerList(own_or(plain_list, _lists))
     logging._handlerList = handlers  # type: ignore[attr-defined]

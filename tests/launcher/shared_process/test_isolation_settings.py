@@ -34,7 +34,7 @@ def test_settings_of_the_interpreter(launcher):
         """
 import gc, multiprocessing, socket, tempfile, threading
 multiprocessing.set_start_method("spawn" if me == "101" else "fork")
-another = type(multiprocessing.context._default_context)(multiprocessing.get_context("fork"))
+another = multiprocessing.context.DefaultContext(multiprocessing.get_context("fork"))
 another.set_start_method("forkserver")
 socket.setdefaulttimeout(int(me)); gc.disable(); sys.setrecursionlimit(int(me) * 20)
 tempfile.tempdir = os.getcwd() + "/" + me
