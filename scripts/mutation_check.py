@@ -29,6 +29,9 @@ _KEYS: Final = {"bug", "file", "from", "to", "test"}
 _LONGEST_S: Final = 300.0
 """A test that takes longer has not found a bug; without one it takes seconds."""
 
+_DEADLINE_S: Final = 60
+"""Of a wait in a test that is to fail."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
@@ -96,8 +99,8 @@ class Copy:
                 shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
         subprocess.run(["scripts/make-venv"], cwd=folder, check=True, stderr=subprocess.DEVNULL)
 
-    def run(self, tests: Sequence[str]) -> tuple[int, str]:
-        """Run tests.
+    def run(self, tests: Sequence[str], **variables: str) -> tuple[int, str]:
+        """Run tests, with these variables of the environment.
 
         Returns:
             pytest's exit code, -1 if the tests took too long; and its output.
@@ -107,6 +110,7 @@ class Copy:
             done = subprocess.run(
                 command,
                 cwd=self._folder,
+                env=os.environ | variables,
                 check=False,
                 timeout=_LONGEST_S,
                 text=True,
@@ -139,7 +143,7 @@ def _find(mutation: Mutation, copies: SimpleQueue[Copy]) -> bool:
     began_s = time.monotonic()
     try:
         with copy.with_bug(mutation):
-            code, printed = copy.run([mutation.test])
+            code, printed = copy.run([mutation.test], MURI_DEADLINE_S=str(_DEADLINE_S))
     finally:
         copies.put(copy)
     word = "found" if code == 1 else "NOT FOUND" if code == 0 else f"NO ANSWER ({code})"

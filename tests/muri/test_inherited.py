@@ -132,6 +132,12 @@ def test_a_pilot_job_serves_a_member_and_ends_with_it(odd: Odd, isolation: Liter
     assert "pilot job 900 ends with code 0" in status.with_suffix(".log").read_text()
 
 
+def test_what_stays_muris_own_gets_every_signal_whatever_its_parent_has_blocked(odd: Odd) -> None:
+    count = "import signal, sys; sys.exit(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+    assert odd.code(sys.executable, "-c", count) > 0
+    assert odd.code(sys.executable, "-c", f"from muri.inherited import settle_own; settle_own(); {count}") == 0
+
+
 def test_a_dry_run_job_publishes_what_it_has_measured(odd: Odd) -> None:
     result = "$MURI_DRY_RUN_RESULT"  # in one step, as it is read as soon as it is there
     (odd.folder / "batch").write_text(f"#!/bin/sh\necho '{{\"load_s\": 1}}' > {result}.new; mv {result}.new {result}\n")

@@ -84,6 +84,7 @@ def test_all_that_a_process_has_told_counts_when_its_channels_are_closed() -> No
     channels.close(DEADLINE_S)  # although something still holds the other ends open
     assert records == [*told, last]
     for end in (own, other):
+        end.settimeout(DEADLINE_S)
         assert end.recv(10) == b""
         end.close()
 

@@ -201,4 +201,4 @@ def test_what_does_not_end_in_time_is_killed_with_what_it_has_started() -> None:
         with gate:
             session.end(signal.SIGTERM, 0.2)
             assert process.wait(DEADLINE_S) == -signal.SIGKILL
-        family.wait()
+        until(lambda: family.has_ended, "the end of its child")
