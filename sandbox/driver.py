@@ -43,6 +43,10 @@ def parse_job(text: str) -> dict[str, str]:
     return fields
 
 
+def _boot_time(config: str) -> str:
+    return next(line for line in config.splitlines() if line.startswith("BOOT_TIME"))
+
+
 @dataclass(frozen=True)
 class Driver:
     """A running sandbox as tests and the demo use it.
@@ -139,6 +143,20 @@ class Driver:
         self.run("sh", "-c", cancel, user="root", check=False)
         queue = ("squeue", "--noheader", "--format", "%i")
         self.wait_until(lambda: not self.run(*queue, user="root").stdout.strip(), "an empty queue")
+
+    def reconfigure(self) -> None:
+        """Have Slurm's daemons read their configuration again.
+
+        Since 23.11 slurmctld answers when its successor has started. On a busy machine scontrol may not wait that long.
+        """
+        config = ("scontrol", "show", "config")
+        before = self.run(*config).stdout
+        try:
+            self.run("scontrol", "reconfigure", user="root")
+        except CommandError as error:
+            if "timed out" not in str(error):
+                raise
+            self.wait_until(lambda: _boot_time(self.run(*config).stdout) != _boot_time(before), "slurmctld's successor")
 
     def restart_controller(self) -> None:
         """Restart slurmctld, which keeps its state."""

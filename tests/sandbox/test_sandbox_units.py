@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,7 +14,7 @@ from sandbox import builds, cli, cluster, instance, lifecycle, namespace
 from sandbox.builds import Build, Pyslurm
 from sandbox.cluster import SUITES, Shape, suite_named
 from sandbox.daemons import NodeState, parse_nodes, waiting_for
-from sandbox.driver import parse_job
+from sandbox.driver import CommandError, Driver, parse_job
 from sandbox.init import Plan, target_in
 from sandbox.support import InstancePaths, NotRunningError, Progress, UsageError, locked_directory
 
@@ -98,6 +99,31 @@ def test_job_fields_keep_values_with_spaces() -> None:
     assert fields["JobName"] == "a b"
     assert fields["Reason"] == "JobHeldUser"
     assert (fields["Command"], fields["ExitCode"], fields["Comment"]) == ("/x y.sh", "3:0", "one two")
+
+
+@pytest.mark.parametrize(("error", "looks"), [("", 1), ("Socket timed out on send/recv", 4), ("Unknown key", 0)])
+def test_slurms_answer_to_a_new_configuration_may_come_after_scontrols_patience(
+    monkeypatch: pytest.MonkeyPatch, error: str, looks: int
+) -> None:
+    starts = iter(["10", "10", "10", "12"])
+    said = []
+
+    def run(_driver: Driver, *command: str, **_options: str) -> Mock:
+        if "reconfigure" in command:
+            if error:
+                raise CommandError(error)
+            return Mock()
+        said.append(f"Configuration data\nBOOT_TIME               = {next(starts)}\nVERSION = 24.11\n")
+        return Mock(stdout=said[-1])
+
+    monkeypatch.setattr(Driver, "run", run)
+    driver = Driver(Mock())
+    if looks:
+        driver.reconfigure()
+        assert len(said) == looks
+    else:
+        with pytest.raises(CommandError, match="Unknown key"):
+            driver.reconfigure()
 
 
 def test_pyslurm_is_refused_in_one_sentence_for_an_old_slurm(tmp_path: Path) -> None:

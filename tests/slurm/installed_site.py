@@ -107,7 +107,7 @@ def follow(site: Driver, page: str, *, last: bool = False, rpm: bool = False) ->
 def let_slurm_read(site: Driver) -> None:
     """Do what the pages say for this release: `scontrol reconfigure`, or a restart of every daemon."""
     if site.instance.slurm_version >= "23.11":
-        site.run("scontrol", "reconfigure", user="root")
+        site.reconfigure()
     else:
         daemons.stop_controller(site.instance)
         for node in site.instance.node_names:

@@ -80,7 +80,7 @@ def test_cpus_that_no_jobs_share_and_slurmds_that_have_not_read_the_plugin(drive
         driver.run(*change, "OverSubscribe=YES:8", user="root")
     driver.run("touch", "/etc/slurm/plugstack.conf", user="root")
     assert "slurmd on n[1-4] has not" in findings(driver)[on_nodes]["text"]
-    driver.run("scontrol", "reconfigure", user="root")
+    driver.reconfigure()
     driver.wait_until(lambda: findings(driver)[on_nodes]["level"] == "ok", "slurmds that have read it")
 
 

@@ -330,7 +330,7 @@ def test_on_a_site_whose_jobs_have_a_tmp_of_their_own(site: Driver) -> None:
         files = {"slurm.conf": conf, "job_container.conf": "AutoBasePath=true\nBasePath=/var/lib/tmp-of-jobs\n"}
         for name, host in product(files, ("ctl", *site.instance.host_names)):
             site.write(f"/etc/slurm/{name}", files[name], user="root", mode="0644", on=host)
-        site.run("scontrol", "reconfigure", user="root")
+        site.reconfigure()
         site.wait_until(lambda: started() == before + len(nodes), "the nodes' new slurmds")
         site.wait_until(lambda: "State=IDLE " in site.run("scontrol", "show", "node", "n1").stdout, "an idle node")
 

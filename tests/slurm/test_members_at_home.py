@@ -137,7 +137,8 @@ def test_a_group_on_a_node_whose_slurmd_lacks_the_plugin_goes_back_and_its_membe
     muri.know_profiles()
     jobs = [muri.submit(kind, iterations=5) for kind in ("load", "propagate")]
     plugins = "/etc/slurm/plugstack.conf"
-    driver.run("sh", "-c", f"cp {plugins} /tmp/plugstack.conf; : >{plugins}; scontrol reconfigure", user="root")
+    driver.run("sh", "-c", f"cp {plugins} /tmp/plugstack.conf; : >{plugins}", user="root")
+    driver.reconfigure()
     try:
         with muri.training():
             muri.cycle()
@@ -148,7 +149,8 @@ def test_a_group_on_a_node_whose_slurmd_lacks_the_plugin_goes_back_and_its_membe
             assert all("plugin is not loaded by slurmd on node" in muri.explain(job) for job in jobs)
         ended = muri.cycles_until_ended(*jobs).values()
     finally:
-        driver.run("sh", "-c", f"cp /tmp/plugstack.conf {plugins}; scontrol reconfigure", user="root")
+        driver.run("cp", "/tmp/plugstack.conf", plugins, user="root")
+        driver.reconfigure()
     assert {job["JobState"] for job in ended} == {"COMPLETED"}
     assert [muri.output(job).count("finished") for job in jobs] == [1, 1]
 

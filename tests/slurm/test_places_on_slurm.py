@@ -102,12 +102,12 @@ EVERYTHING = "accounts,events,jobs,nodes,reservations,usage,users"
 def private_data(driver: Driver, kinds: str) -> Iterator[None]:
     before = driver.read("/etc/slurm/slurm.conf")
     driver.write("/etc/slurm/slurm.conf", f"{before}\nPrivateData={kinds}\n", user="root", mode="0644")
-    driver.run("scontrol", "reconfigure", user="root")
+    driver.reconfigure()
     try:
         yield
     finally:
         driver.write("/etc/slurm/slurm.conf", before, user="root", mode="0644")
-        driver.run("scontrol", "reconfigure", user="root")
+        driver.reconfigure()
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def conf_of(row: Row, conf: str) -> str:
 def reconfigure(driver: Driver, conf: str) -> None:
     """Have Slurm's daemons read another slurm.conf."""
     driver.write("/etc/slurm/slurm.conf", conf, user="root", mode="0644")
-    driver.run("scontrol", "reconfigure", user="root")
+    driver.reconfigure()
     driver.wait_until(lambda: "State=IDLE " in driver.run("scontrol", "show", "node", "n1").stdout, "an idle node")
 
 
