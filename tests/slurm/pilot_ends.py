@@ -71,18 +71,23 @@ print(len(mine), "open to me, held by", *sorted(set(found)) or ["none"])
 KINDS: Final = ("obeys", "ignores", "daemon", "stops", "forks", "steps")
 """How members behave; one of "steps" starts a step after the other."""
 
-#: Prints `NODE JOB` for each process with a stand-in GPU open, as the cgroup says in which Slurm put it.
+#: Prints `NODE JOB` for each process with a stand-in GPU open, as the cgroup says in which Slurm put it. A process that
+#: ends, or begins, meanwhile is in none at one of two looks.
 _HOLDERS: Final = f"""\
 import os, re
+def job(pid):
+    groups = open(f"/proc/{{pid}}/cgroup").read()
+    found = re.search(r"slurm_(n\\d+)/uid_\\d+/([^/]+)|/(n\\d+)_slurmstepd.scope/([^/]+)", groups)
+    return found and [*filter(None, found.groups())]
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
+        before = job(pid)
         numbers = [each.stat().st_rdev for each in os.scandir(f"/proc/{{pid}}/fd")]
-        groups = open(f"/proc/{{pid}}/cgroup").read()
-        group = re.search(r"slurm_(n\\d+)/uid_\\d+/([^/]+)|/(n\\d+)_slurmstepd.scope/([^/]+)", groups)
+        place = before or job(pid) or ("?", pid)
     except OSError:
         continue
     if any(os.major(each) == {TERMINAL_MAJOR} and os.minor(each) >= {FIRST_TERMINAL} for each in numbers):
-        print(*filter(None, group.groups()) if group else ("?", pid))
+        print(*place)
 """
 
 

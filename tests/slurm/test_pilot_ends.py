@@ -83,9 +83,13 @@ def kill_often(ends: PilotEnds, node: str, times: int) -> int:
         (way,) = chosen.choices(list(OFTEN), list(OFTEN.values()))
         if way == "slurmd restarted":
             kinds.append("ignores")  # the epilog must still be there
-        group = ends.start(node, *kinds, settled=chosen.random() < 0.8)
+        settled = chosen.random() < 0.8
+        group = ends.start(node, *kinds, settled=settled)
         WAYS[way](ends, group)
-        ends.ended(group)
+        if settled or way != "all slurmstepds killed":
+            ends.ended(group)
+        else:  # Slurm takes a job for running whose slurmstepd was killed before it could do or tell anything
+            ends.next_had_them_alone(group)
         left = [each for each in ends.holders() if each.split()[0] in (node, "?")]
         assert left == [], (way, kinds, left)
         ends.driver.run("scancel", *map(str, group.members), str(group.pilot))
