@@ -40,7 +40,8 @@ def wait_line(driver: Driver, path: str, what: str) -> str:
 
 def submit(driver: Driver, script: str, comment: str, *options: str, user: str = "alice", after: int = 0) -> int:
     """Submit a job without GPUs, whose AdminComment root writes before it can start."""
-    marks = (MARKED, NODE, "--hold", "--output=%j.out")
+    where = [] if "--nodes=2" in options else [NODE]
+    marks = (MARKED, *where, "--hold", "--output=%j.out")
     job = driver.submit(*marks, *options, f"--wrap={script}", user=user, on="login")
     grant(driver, job, comment, *([f"dependency=after:{after}"] if after else []))
     return job
@@ -65,6 +66,24 @@ def test_a_granted_job_opens_its_pilots_gpus_and_no_others(site: Driver) -> None
     batch, step = f"{gpus[0]} | 0 {number} - 1 {pilot}", f"{gpus[0]} | 0 {number} {number} 1 {pilot}"
     assert lines_of(site, member) == [batch, step, step, batch]
     assert lines_of(site, other) == ["| - - - - -"] * 4
+
+
+@on_constrained_sites(*SUITES)
+def test_a_granted_job_on_two_nodes_opens_its_pilots_gpus_on_each(site: Driver) -> None:
+    both = ("--nodes=2", "--nodelist=n[1-2]")
+    show = f"sh {shows(site)}"
+    # As in a pilot job, a step is on each node: root asks the kernel for the devices of what runs there.
+    steps = f"--wrap=srun --label sh -c '{show}; sleep 600'"
+    pilot = site.submit(*both, "--gpus-per-node=1", "--output=%j.out", steps, on="login")
+    site.wait_until(lambda: len(lines_of(site, pilot)) == 2, "the pilot")
+    taken = site.submit(NODE, "--gres=gpu:1", "--wrap=sleep 600", on="login")
+    site.wait_state(taken, "RUNNING")
+    member = submit(site, f"srun --label {show}", f"muri-grant:{pilot}", *both, after=pilot)
+    assert site.wait_state(member)["JobState"] == "COMPLETED", site.read(f"/home/alice/{member}.out")
+    of_pilot, of_member = (sorted(devices_in(line) for line in lines_of(site, job)) for job in (pilot, member))
+    assert [rank[0] for rank in of_pilot] == ["0:", "1:"]
+    assert of_member == of_pilot
+    assert [len(rank) for rank in of_member] == [2, 2]
 
 
 def wait_back(driver: Driver, job: int, why: str) -> dict[str, str]:
