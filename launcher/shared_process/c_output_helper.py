@@ -5,7 +5,7 @@ answers the filter's notifications in a thread per session, so that a full pipe 
 nothing of Muri and ends after the runtime.
 """
 
-import ctypes
+import contextlib
 import fcntl
 import os
 import select
@@ -43,25 +43,10 @@ MACHINES: Final = {
 }
 
 
-class Vector(ctypes.Structure):
-    """The kernel's iovec."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.process_vm_readv.restype = ctypes.c_ssize_t
-
-
 def read_memory(pid: int, address: int, length: int) -> bytes:
     """Return bytes of another process; raise OSError if they cannot be read."""
-    buffer = ctypes.create_string_buffer(length)
-    here = Vector(ctypes.cast(buffer, ctypes.c_void_p), length)
-    there = Vector(address, length)
-    count = _libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
-    if count < 0:
-        raise OSError(ctypes.get_errno(), "process_vm_readv")
-    return buffer.raw[:count]
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123 (called for each write)
+        return os.pread(memory.fileno(), length, address)
 
 
 def written_bytes(pid: int, machine: Machine, number: int, address: int, count: int) -> bytes:
@@ -77,6 +62,14 @@ def written_bytes(pid: int, machine: Machine, number: int, address: int, count: 
         if len(part) < length:
             break
     return b"".join(parts)
+
+
+def _write(file: int, data: bytes) -> tuple[int, int]:
+    """Write bytes; return how many, and the kernel's negative number of an error."""
+    try:
+        return os.write(file, data), 0
+    except OSError as error:
+        return 0, -(error.errno or 5)
 
 
 class Listener:
@@ -109,21 +102,14 @@ class Listener:
         except OSError:  # the thread was killed in the meantime
             return
         ident, thread, _, number, _, _, file, address, count, *_ = _NOTIFICATION.unpack(message)
-        try:
-            # A forked process has the session's files as its own descriptors: its call goes on as it is.
-            if not os.path.exists(f"/proc/{self._pid}/task/{thread}"):  # noqa: PTH110 (called for each write)
-                response = _RESPONSE.pack(ident, 0, 0, _CONTINUE)
-            else:
+        response = _RESPONSE.pack(ident, 0, 0, _CONTINUE)  # the call goes on as it is, where the bytes cannot be read
+        # Another process that was started here has the session's files as its own descriptors.
+        if os.path.exists(f"/proc/{self._pid}/task/{thread}"):  # noqa: PTH110 (called for each write)
+            with contextlib.suppress(OSError):
                 data = written_bytes(self._pid, self._machine, number, address, count)
-                response = _RESPONSE.pack(ident, os.write(self._outputs[file - 1], data), 0, 0)
-        except OSError as error:
-            unreadable = error.filename is None and error.strerror == "process_vm_readv"
-            code = -(error.errno or 5)
-            response = _RESPONSE.pack(ident, 0, 0, _CONTINUE) if unreadable else _RESPONSE.pack(ident, 0, code, 0)
-        try:
+                response = _RESPONSE.pack(ident, *_write(self._outputs[file - 1], data), 0)
+        with contextlib.suppress(OSError):
             fcntl.ioctl(self._listener, _SEND, bytearray(response))
-        except OSError:
-            return
 
 
 def main() -> None:

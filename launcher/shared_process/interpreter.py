@@ -31,6 +31,7 @@ from muri.launcher.shared_process.state import (
     StandIn,
     add_properties,
     current_session,
+    handed_on,
     in_session,
     own_or,
     session_value,
@@ -234,20 +235,8 @@ _captured: PerSession[list[Any]] = PerSession(list)
 class _Container(StandIn):
     """Stands for a list or dictionary of `logging` or `warnings`."""
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._read()[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._read()[key] = value
-
-    def __delitem__(self, key: Any) -> None:
-        del self._read()[key]
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._read()
+    __getitem__, __setitem__, __delitem__ = map(handed_on, ("__getitem__", "__setitem__", "__delitem__"))
+    __len__, __contains__ = map(handed_on, ("__len__", "__contains__"))
 
 
 class _HandlerList(_Container):

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from muri.launcher.shared_process import c_output_helper
-from muri.launcher.shared_process.state import SessionState, StandIn, add_properties, current_session
+from muri.launcher.shared_process.state import SessionState, StandIn, add_properties, current_session, handed_on
 
 logger = logging.getLogger("muri.launcher")
 
@@ -49,14 +49,7 @@ _LINE_BUFFERED: Final = 1
 class _Stream(StandIn):
     """Stands for sys.stdin, stdout or stderr."""
 
-    def __next__(self) -> Any:
-        return next(self._read())
-
-    def __enter__(self) -> Any:
-        return self._read().__enter__()
-
-    def __exit__(self, *exception: Any) -> Any:
-        return self._read().__exit__(*exception)
+    __next__, __enter__, __exit__ = map(handed_on, ("__next__", "__enter__", "__exit__"))
 
 
 def _install_stream(name: str) -> property:

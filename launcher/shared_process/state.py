@@ -157,6 +157,11 @@ class StandIn:
         return self._read().__reduce_ex__(protocol)
 
 
+def handed_on(name: str) -> Callable[..., Any]:
+    """Return a special method for a class of stand-ins: that of the object."""
+    return lambda own, *arguments: getattr(own._read(), name)(*arguments)
+
+
 def own_or(plain: Any, objects: PerSession[Any]) -> Callable[[], Any]:
     """Return a function that returns the session's object, or the process's."""
 

@@ -110,20 +110,6 @@ def close_executors(session: SessionState) -> None:
         executor.shutdown(wait=False)
 
 
-def _spare_threads(torch: ModuleType) -> None:
-    """Let sessions' threads keep nothing that only autograd's threads of a GPU would look at.
-
-    PyTorch drops it when the thread has ended for Python; a free-threaded interpreter was seen to crash there.
-    """
-    plain = torch._C._stash_obj_in_tls
-
-    def stash(key: str, value: object) -> None:
-        if current_session() is None or torch.cuda.is_initialized():
-            plain(key, value)
-
-    torch._C._stash_obj_in_tls = stash
-
-
 def _owning_stash(core: Any) -> Callable[[str, object], None]:
     """Return PyTorch's function that keeps an object for a thread; it keeps a reference of its own.
 
@@ -150,11 +136,7 @@ def patch_autograd(torch: ModuleType) -> None:
     core = torch._C
     if not hasattr(core, "_stash_obj_in_tls"):
         return  # in this version, hooks that print in such a thread print to the runtime's output
-    if getattr(sys, "_is_gil_enabled", lambda: True)():
-        stash = _owning_stash(core)
-    else:
-        _spare_threads(torch)
-        stash = core._stash_obj_in_tls
+    stash = _owning_stash(core)
     plain = torch.autograd.graph._engine_run_backward
 
     @in_session(plain)

@@ -23,9 +23,7 @@ def test_a_thread_that_ran_a_backward_pass_does_not_keep_its_session(launcher: L
         print(seen[0] and seen[0].member, kept())
     """)
     launcher.threads("101")
-    # Without the GIL only a GPU's threads are told of the session.
-    told = "101" if getattr(sys, "_is_gil_enabled", lambda: True)() else "None"
-    assert launcher.ran("101", script) == f"{told} None\n"
+    assert launcher.ran("101", script) == "101 None\n"
 
 
 class Core:
