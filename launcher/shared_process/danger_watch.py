@@ -109,7 +109,11 @@ class DangerWatch:
         after_import("torch._dynamo", _hide_from)
         for name in ("alarm", "setitimer", "signal"):
             _call_first(signal, name, lambda: self._note_if_foreign("signals"))
-        after_import("torch", lambda torch: _call_first(torch, "compile", lambda: self._noted.add("compile")))
+        after_import("torch", self._watch_torch)
+
+    def _watch_torch(self, torch: ModuleType) -> None:
+        _call_first(torch, "compile", lambda: self._noted.add("compile"))
+        _call_first(torch, "set_default_tensor_type", lambda: self._noted.add("settings"))
 
     def watch_lock(self) -> None:
         """Begin to look at the interpreter's lock: the script's first iteration is over."""

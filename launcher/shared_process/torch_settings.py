@@ -61,19 +61,9 @@ class _DefaultDtype:
 
     def install(self) -> None:
         """Replace the functions."""
-        torch, plain_get, plain_type = self.torch, self.torch.get_default_dtype, self.torch.set_default_tensor_type
+        torch, plain_get = self.torch, self.torch.get_default_dtype
         torch.set_default_dtype = in_session(torch.set_default_dtype)(self._set)
         torch.get_default_dtype = in_session(plain_get)(lambda own: _chosen.of(own).get("dtype", plain_get()))
-
-        @in_session(plain_type)
-        def set_default_tensor_type(session: SessionState, t: Any, /) -> None:
-            if "cuda" in str(t):
-                plain_type(t)
-                return
-            kind = getattr(torch, t.rpartition(".")[2], None) if isinstance(t, str) else t
-            self._set(session, getattr(kind, "dtype", kind))
-
-        torch.set_default_tensor_type = set_default_tensor_type
 
     def _set(self, session: SessionState, d: Any, /) -> None:
         if not isinstance(d, self.torch.dtype):

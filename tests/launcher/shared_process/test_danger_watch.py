@@ -37,6 +37,7 @@ USES = [
     ("paths", "import sys\nsys.path.append('/nowhere')"),
     ("ranks", "import torch.distributed as d\nd.init_process_group('gloo', 'file://STORE', world_size=1, rank=0)"),
     ("settings", "import os\nos.nice(1)"),
+    ("settings", "import torch\ntorch.set_default_tensor_type(torch.DoubleTensor)"),
     ("settings", "import resource as r\nr.setrlimit(r.RLIMIT_NOFILE, r.getrlimit(r.RLIMIT_NOFILE))"),
     ("signals", "import signal\nsignal.signal(signal.SIGUSR1, print)"),
     ("signals", "import signal\nsignal.alarm(1000)"),
