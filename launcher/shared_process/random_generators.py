@@ -24,6 +24,7 @@ from muri.launcher.shared_process.state import (
     current_session,
     enter_session,
     in_session,
+    own_or,
 )
 
 logger = logging.getLogger("muri.launcher")
@@ -34,14 +35,14 @@ _WITHOUT_DRAWING: Final = ("_backward", "_fused_sdp_choice", "_fill_mem_eff_drop
 """Operators with the tag that draw nothing from the default generator."""
 
 _generators: PerSession[random.Random] = PerSession(random.Random)
+_current: Final = own_or(_PLAIN, _generators)
 
 
 class SessionRandom(random.Random):
     """Replaces `random._inst`, which some libraries use."""
 
     def __getattribute__(self, name: str) -> Any:
-        session = current_session()
-        return getattr(_PLAIN if session is None else _generators.of(session), name)
+        return getattr(_current(), name)
 
 
 def install_python_random() -> None:
@@ -58,11 +59,9 @@ def patch_numpy(numpy_random: ModuleType) -> None:
     plain = mtrand._rand
     generators: PerSession[Any] = PerSession(type(plain))
 
-    def read(_self: object, name: str) -> Any:
-        session = current_session()
-        return getattr(plain if session is None else generators.of(session), name)
-
-    stand_in = type("SessionRandomState", (type(plain),), {"__getattribute__": read})()
+    current = own_or(plain, generators)
+    read = {"__getattribute__": lambda _self, name: getattr(current(), name)}
+    stand_in = type("SessionRandomState", (type(plain),), read)()
 
     def seed(seed: Any = None) -> None:
         """Reseed the legacy generator; see numpy.random.RandomState.seed."""
@@ -98,6 +97,7 @@ class SessionGenerators:
         self._cpu: PerSession[Any] = PerSession(lambda: self._fresh("cpu"))
         self._gpus: PerSession[dict[int, Any]] = PerSession(dict)
         self._plain_cpu = torch.default_generator
+        self.cpu: Final = own_or(self._plain_cpu, self._cpu)  # returns the calling thread's generator for the CPU
         self._local = threading.local()
         # Held while the process's generator is written: some kernels draw a session's numbers from it.
         self.exchange = threading.Lock()
@@ -106,11 +106,6 @@ class SessionGenerators:
         generator = self._torch.Generator(device=device)
         generator.seed()  # as a fresh process does; a new Generator has a fixed seed
         return generator
-
-    def cpu(self) -> Any:
-        """Return the calling thread's generator for the CPU."""
-        session = current_session()
-        return self._plain_cpu if session is None else self._cpu.of(session)
 
     def gpus(self, plain: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the calling thread's generators in place of the process's, which exist once CUDA is initialized."""

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Generic, TypeVar
@@ -105,18 +105,11 @@ def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> di
     """Return text streams over a member's standard files, as Python would open them, with or without buffers."""
     stdin, stdout, stderr = (io.FileIO(os.dup(file), mode) for file, mode in zip(files, "rww", strict=True))
     sink: Any = stdout if unbuffered else io.BufferedWriter(stdout)  # a raw file is what Python itself takes
-    streams: dict[str, io.TextIOWrapper] = {
-        "stdin": io.TextIOWrapper(io.BufferedReader(stdin), encoding="utf-8", errors="surrogateescape"),
-        "stdout": io.TextIOWrapper(
-            sink,
-            encoding="utf-8",
-            errors="surrogateescape",
-            line_buffering=not unbuffered,
-            write_through=unbuffered,
-        ),
-        "stderr": io.TextIOWrapper(
-            io.BufferedWriter(stderr), encoding="utf-8", errors="backslashreplace", line_buffering=True
-        ),
+    text = partial(io.TextIOWrapper, encoding="utf-8", errors="surrogateescape")
+    streams = {
+        "stdin": text(io.BufferedReader(stdin)),
+        "stdout": text(sink, line_buffering=not unbuffered, write_through=unbuffered),
+        "stderr": text(io.BufferedWriter(stderr), errors="backslashreplace", line_buffering=True),
     }
     for (name, stream), raw, mode in zip(streams.items(), (stdin, stdout, stderr), "rww", strict=True):
         raw.name, stream.mode = f"<{name}>", mode  # type: ignore[misc]
