@@ -92,6 +92,7 @@ class BoundaryCheckpointer:
         now: Clock = MACHINE_CLOCK,
     ) -> None:
         self.position = LoaderPosition()  # of the training loop in its loader
+        self.stop_asked = False  # whether the script is to stop
         self.stopped_at: int | None = None  # iteration of the checkpoint after which the script was ended
         self._functions = functions
         self._store = store
@@ -103,21 +104,15 @@ class BoundaryCheckpointer:
         self._own_iterations = 0
         self._saved_iteration = 0
         self._saved_s = self._not_before_s = now()
-        self._stop_asked = threading.Event()
 
     @property
     def iteration(self) -> int:
         """Iterations done, those of earlier runs included."""
         return self._first + self._own_iterations + self._clock.iterations - self._before_clock
 
-    @property
-    def stop_asked(self) -> bool:
-        """Whether the script is to stop."""
-        return self._stop_asked.is_set()
-
     def ask_stop(self) -> None:
         """Save and end the script at its next iteration boundary. Safe in a signal handler."""
-        self._stop_asked.set()
+        self.stop_asked = True
 
     def resume(self) -> Resumed:
         """Load the newest checkpoint that all ranks have, if there is one."""

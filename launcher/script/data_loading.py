@@ -58,18 +58,14 @@ class Meter:
         self._calls = 0
         self._total_s = 0.0
         self._running = False
-        self.start(gated=False)
+        self.start()
 
-    @property
-    def mean_s(self) -> float:
-        """Mean seconds of a transform, over all fetches."""
-        return self._total_s / self._calls if self._calls else 0.0
-
-    def start(self, *, gated: bool) -> None:
-        """Begin a fetch; `gated` makes each transform a stage of its own."""
+    def start(self) -> None:
+        """Begin a fetch."""
         self.wall_s = self.cpu_s = 0.0  # in all of them; the CPU seconds are the thread's
         self.counted_s = 0.0  # wall-clock seconds in those that were not a stage of their own
-        self._gated = gated
+        is_slow = 0 < SLOW_TRANSFORM_S * self._calls <= self._total_s
+        self._gated = self._clock is not None and self._clock.shared and is_slow
 
     def transform(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a transform; a transform inside another counts as part of it."""
@@ -191,11 +187,7 @@ class Board:
         return block + _COUNT.size + number % KEPT_FETCHES * _TIMES.size
 
 
-class _Forking(threading.local):
-    board: Board | None = None
-
-
-_forking: Final = _Forking()
+_forking: Final = threading.local()
 """The board of the iterator that this thread is making, which forks its workers meanwhile."""
 
 
@@ -237,7 +229,7 @@ def install_workers() -> None:
 
     @functools.wraps(plain_loop)  # pickled by that name, so that a spawned worker runs PyTorch's own
     def loop(*args: Any) -> None:
-        board = _forking.board
+        board = getattr(_forking, "board", None)
         if board is not None:
             _measure_fetches(board, int(args[_FIRST_EXTRA]))
         plain_loop(*args)
@@ -267,7 +259,7 @@ def _measure_fetches(board: Board, worker: int) -> None:
 
         def measured_fetch(index: Any) -> Any:
             """Transforms, collating and the CPU time of reading are `preprocess`, the rest is `load`."""
-            meter.start(gated=False)
+            meter.start()
             wall_s, cpu_s = time.perf_counter(), time.thread_time()
             try:
                 with metered(fetcher, dataset, meter):
@@ -361,7 +353,7 @@ class Fetch:
             cleanup.callback(self._clock.leave)
             turns = self._clock.takes_turns  # else no member waits, and each sample would pay for the question
             thread.yield_due_s = 0.0 if turns else float("inf")
-            self._meter.start(gated=self._clock.shared and self._meter.mean_s >= SLOW_TRANSFORM_S)
+            self._meter.start()
             fetcher = iterator._dataset_fetcher
             cleanup.enter_context(metered(fetcher, iterator._dataset, self._meter))
             if turns:

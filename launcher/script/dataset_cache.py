@@ -409,10 +409,9 @@ class Fetch:
 
     def __init__(self) -> None:
         self.start_ns, self._awake_ns = _clocks()
-        self.end_ns, self.blocked_ns = self.start_ns, 0  # blocked: waiting for something else than a core
 
     def end(self) -> None:
-        """The dataset has answered."""
+        """The dataset has answered; it was blocked while it waited for something else than a core."""
         self.end_ns, awake_ns = _clocks()
         self.blocked_ns = max(0, self.end_ns - self.start_ns - (awake_ns - self._awake_ns))
 

@@ -240,39 +240,26 @@ class DryRunRecorder:
         return {**figures.to_dict(), "steady_since_s": self._course.steady_since_s, **more}
 
     def _enough(self, start_s: float, end_s: float) -> bool:
-        if self._trace is not None:
-            return self._trace.add(start_s, end_s) and self._refined(self._trace)
-        return self._course.iteration(start_s, end_s) and not self._goes_on()
+        """Take an iteration; at the first end a few more may follow under PyTorch's profiler."""
+        trace = self._trace
+        if not (self._course.iteration if trace is None else trace.add)(start_s, end_s):
+            return False
+        try:
+            if trace is None and self._request.limits.fixed_warmup is None:
+                self._figures = self._measured()
+                self._trace = OperatorTrace() if worth_it(self._figures) else None
+            elif trace is not None and self._figures is not None:
+                operators = trace.stop()
+                self._figures = refine(self._figures, trace.windows, self._course.intervals, operators)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            print(f"muri: PyTorch's operators are left out of the dry run: {reason}", file=sys.stderr)
+        return trace is not None or self._trace is None
 
     def _measured(self) -> DryRunResult:
         disturbed = 0.0 if self._disturbance is None else self._disturbance.share()
         detail = ProfileDetail(gradient_mib=self._gradients.mib, dangers=dangers_of(self._dangers))
         return self._course.result(gpu_mem_gib("max_memory_allocated"), detail, disturbed)
-
-    def _goes_on(self) -> bool:
-        """Whether a few more iterations run under PyTorch's profiler."""
-        if self._request.limits.fixed_warmup is not None:
-            return False
-        try:
-            self._figures = self._measured()
-            if worth_it(self._figures):
-                self._trace = OperatorTrace()
-        except Exception as error:
-            _leave_out_operators(error)
-        return self._trace is not None
-
-    def _refined(self, trace: OperatorTrace) -> bool:
-        try:
-            if self._figures is not None:
-                operators = trace.stop()
-                self._figures = refine(self._figures, trace.windows, self._course.intervals, operators)
-        except Exception as error:
-            _leave_out_operators(error)
-        return True
-
-
-def _leave_out_operators(error: Exception) -> None:
-    print(f"muri: PyTorch's operators are left out of the dry run: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 TOLD_AT: Final = (12, 48)
