@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from muri.launcher.job.environment import AccumulateError, chosen_steps, leaves_steps_to_scheduler
 
@@ -15,13 +15,8 @@ class UnsplittableError(AccumulateError):
     """A loader gave something that cannot be cut into parts."""
 
 
-class _Local(threading.local):
-    """Of the calling thread: whether its micro-batch is not the last one of its batch."""
-
-    more_to_come = False
-
-
-_local = _Local()
+_thread: Final = threading.local()
+"""Its `more_to_come` tells whether the calling thread's micro-batch is not the last one of its batch."""
 
 
 class accumulate:
@@ -77,11 +72,11 @@ class accumulate:
         samples, start = sample_count(batch), 0
         for size in sizes_of(samples, self.steps):
             self.share = size / samples if samples else 1.0
-            _local.more_to_come = start + size < samples
+            _thread.more_to_come = start + size < samples
             try:
                 yield cut(batch, start, start + size, samples)
             finally:
-                _local.more_to_come = False
+                _thread.more_to_come = False
             start += size
 
     def backward(self, loss: Any) -> None:
@@ -116,7 +111,7 @@ def _let_exchanges_wait() -> None:
 
     @functools.wraps(plain)
     def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (_local.more_to_come and torch.is_grad_enabled()):
+        if not (getattr(_thread, "more_to_come", False) and torch.is_grad_enabled()):
             return plain(model, *args, **kwargs)
         with model.no_sync():  # DDP decides in forward whether backward exchanges gradients
             return plain(model, *args, **kwargs)

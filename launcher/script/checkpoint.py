@@ -143,7 +143,7 @@ class BoundaryCheckpointer:
         self.position.batch += 1
         if self._saved_to_stop(self._clock.recent_iteration_s()):
             _say(f"saved at iteration {self.iteration}, the script stops")
-            requeue_if_wanted()
+            conclude(os.environ)
             raise ScriptStoppedError(STOPPED_CODE)
 
     def own_boundary(self) -> bool:
@@ -250,7 +250,7 @@ def should_stop() -> bool:
     checkpointer = current_checkpointer()
     if checkpointer is None or not checkpointer.own_boundary():
         return False
-    requeue_if_wanted()
+    conclude(os.environ)
     return True
 
 
@@ -275,23 +275,22 @@ def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool)
     A handler that the script has set is called as well. To a thread the runtime delivers the signals.
     """
     # Takes time to load. It must not be in the thread: a fork meanwhile would leave the import's lock taken.
-    from muri.launcher.job.scheduler import declare_checkpoint as declare
+    from muri.launcher.job.scheduler import declare_checkpoint
     from muri.launcher.job.script import wait_for_gloo_at_exit
 
-    environment = dict(os.environ)
+    job_id, run = os.environ.get("SLURM_JOB_ID"), run_of(os.environ)
+
+    def declare() -> None:
+        with contextlib.suppress(MuriError):  # then the job is never preempted, and nothing else is lost
+            declare_checkpoint(job_id or "", run)
+
     if current_script() is None:
         wait_for_gloo_at_exit()
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 _chain(number, checkpointer)
-    if environment.get("SLURM_JOB_ID") and wants_requeue(environment) and first_rank:
-        threading.Thread(target=_declare, args=(environment, declare), name="declare-checkpoint", daemon=True).start()
-
-
-def requeue_if_wanted() -> None:
-    """Requeue the job of a script that has its process for itself; for a thread, `muri run` does it."""
-    if current_script() is None:
-        conclude(os.environ)
+    if job_id and wants_requeue(os.environ) and first_rank:
+        threading.Thread(target=declare, name="declare-checkpoint", daemon=True).start()
 
 
 def wants_requeue(environment: Mapping[str, str]) -> bool:
@@ -308,6 +307,8 @@ def conclude(environment: Mapping[str, str]) -> None:
     job_id = environment.get("SLURM_JOB_ID")
     if not job_id or not wants_requeue(environment) or environment.get("SLURM_PROCID", "0") != "0":
         return
+    if current_script() is not None:  # a thread's job goes back by its `muri run`
+        return
     from muri.launcher.job.scheduler import requeue_stopped
 
     try:
@@ -321,7 +322,7 @@ def conclude(environment: Mapping[str, str]) -> None:
 
 
 def wait_to_be_ended(environment: Mapping[str, str]) -> None:
-    """Wait for Slurm to end this process, whose script has ended: its handlers would only delay that."""
+    """Wait for Slurm to end this process; the script's handlers would only delay that."""
     with contextlib.suppress(ValueError):  # only the main thread can
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -339,12 +340,6 @@ def _chain(number: int, checkpointer: BoundaryCheckpointer) -> None:
             before(signum, frame)
 
     signal.signal(number, stop)
-
-
-def _declare(environment: Mapping[str, str], declare: Callable[[str, int], None]) -> None:
-    """Tell the controller; if that fails, the job is never preempted, and nothing else is lost."""
-    with contextlib.suppress(MuriError):
-        declare(environment["SLURM_JOB_ID"], run_of(environment))
 
 
 _process: Final[dict[Any, Any]] = {}

@@ -196,30 +196,15 @@ class GradientSender:
 
     def __init__(self, module: Any) -> None:
         self._group = module.process_group
-        self._settles_later = module.find_unused_parameters and not module.static_graph
+        self.settles_later = module.find_unused_parameters and not module.static_graph
         self.inner: tuple[Hook, Any] | None = None  # the hook that the script has registered, and its state
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy nothing: a copied or unpickled module has no hook any more."""
         return {"inner": None}
 
-    def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Send a bucket of gradients."""
-        watch = watching(_DDP_HOOK)
-        if watch is None:
-            return self._start(bucket)
-        communication: Communication = watch.memory.setdefault(_COMMUNICATION_KEY, Communication(watch))
-        future = communication.submit(lambda: self._start(bucket).wait(), bucket.buffer())
-        if bucket.is_last():
-            with ExitStack() as waiting:
-                elsewhere = watch.backward_thread not in {None, threading.get_ident()}
-                waiting.enter_context(watch.clock.suspended(owner=elsewhere))
-                communication.wait_until_idle()
-                if self._settles_later:  # DDP itself still tells the other ranks what was unused
-                    watch.after_backward.push(waiting.pop_all())
-        return future
-
-    def _start(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def start(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Send a bucket of gradients at once, as DDP or the script's hook would."""
         if self.inner is not None:
             hook, state = self.inner
             return hook(state, bucket)
@@ -238,8 +223,20 @@ def send_gradients(sender: GradientSender, bucket: Any) -> Any:
     return _send(sender, bucket)
 
 
-def _send(sender: GradientSender, bucket: Any) -> Any:
-    return sender(bucket)
+def _send(sender: GradientSender, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    watch = watching(_DDP_HOOK)
+    if watch is None:
+        return sender.start(bucket)
+    communication: Communication = watch.memory.setdefault(_COMMUNICATION_KEY, Communication(watch))
+    future = communication.submit(lambda: sender.start(bucket).wait(), bucket.buffer())
+    if bucket.is_last():
+        with ExitStack() as waiting:
+            elsewhere = watch.backward_thread not in {None, threading.get_ident()}
+            waiting.enter_context(watch.clock.suspended(owner=elsewhere))
+            communication.wait_until_idle()
+            if sender.settles_later:  # DDP itself still tells the other ranks what was unused
+                watch.after_backward.push(waiting.pop_all())
+    return future
 
 
 send_gradients.__annotations__.clear()  # DDP takes its own types or none

@@ -135,13 +135,10 @@ def _solo_trace(path: Path, environment: Mapping[str, str]) -> IntervalListener:
     member = environment.get("SLURM_JOB_ID", "solo")
     trace = Trace(path, f"job {member}", shared=False)
     atexit.register(trace.close)
-    pending = 0
 
     def record(stage: int, start_s: float, end_s: float, wait_s: float) -> None:
-        nonlocal pending
         trace.record(member, STAGES[stage], start_s, end_s, wait_s)
-        pending += 1
-        if pending % 100 == 0:
+        if len(trace.pending) >= 100:
             trace.flush()
 
     return record

@@ -73,7 +73,7 @@ class Trace:
         self.path = path
         self.dropped = 0  # events lost because `flush` was not called or the file grew too large
         self._shared = shared
-        self._pending: deque[tuple[Callable[..., list[str]], tuple[Any, ...]]] = deque()
+        self.pending: deque[tuple[Callable[..., list[str]], tuple[Any, ...]]] = deque()
         self._lock = threading.Lock()
         self._written_bytes = 0
         self._epoch_offset_s = time.time() - time.perf_counter()
@@ -110,15 +110,15 @@ class Trace:
                     logger.warning("the trace %s lacks %d events: they came too fast", self.path, self.dropped)
 
     def _append(self, form: Callable[..., list[str]], *event: Any) -> None:
-        if len(self._pending) < MOST_PENDING:
-            self._pending.append((form, event))
+        if len(self.pending) < MOST_PENDING:
+            self.pending.append((form, event))
         else:
             self.dropped += 1
 
     def _flush(self) -> None:
         parts: list[str] = []
-        for _ in range(len(self._pending)):
-            form, event = self._pending.popleft()
+        for _ in range(len(self.pending)):
+            form, event = self.pending.popleft()
             parts += form(*event)
         if self._file.closed:
             self.dropped += len(parts)
