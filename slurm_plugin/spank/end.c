@@ -215,20 +215,18 @@ static void keep_and_ask(struct keeper *keeper)
 }
 
 /* Wait for the keeper, and let go of it when slurmd, whose child this is, has gone. Returns whether it did its work. */
-static bool wait_for(pid_t keeper, int epilog)
+static bool wait_for(pid_t keeper, int *epilog)
 {
 	pid_t slurmd = getppid(), ended;
 	int status = -1;
 
 	while ((ended = waitpid(keeper, &status, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
-		if (epilog >= 0 && getppid() != slurmd) {
-			close(epilog);
-			epilog = -1;
+		if (*epilog >= 0 && getppid() != slurmd) {
+			close(*epilog);
+			*epilog = -1;
 		}
 		poll(NULL, 0, LOOK_MS);
 	}
-	if (epilog >= 0)
-		close(epilog);
 	return ended == keeper && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
@@ -236,6 +234,7 @@ static void end_members(struct keeper *keeper)
 {
 	int epilog[2] = {-1, -1};
 	pid_t process = pipe2(epilog, O_CLOEXEC) ? -1 : fork();
+	bool ended;
 
 	if (process == 0) {
 		setsid();	/* slurmd kills the epilog's process group when it stops */
@@ -246,10 +245,11 @@ static void end_members(struct keeper *keeper)
 	}
 	if (epilog[0] >= 0)
 		close(epilog[0]);
-	if (process > 0 && wait_for(process, epilog[1]))
-		return;
-	if (process < 0 && epilog[1] >= 0)
+	ended = process > 0 && wait_for(process, &epilog[1]);
+	if (epilog[1] >= 0)
 		close(epilog[1]);
+	if (ended)
+		return;
 	/* No keeper, or one that was killed: slurmctld is not asked any more, but no member keeps a GPU either. */
 	while (look(keeper))
 		poll(NULL, 0, LOOK_MS);

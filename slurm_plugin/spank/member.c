@@ -54,11 +54,13 @@ static struct {
 	pid_t stepd;
 	uint32_t tasks;
 	uint32_t each;	/* GPUs that a task asks for, 0: all */
+	size_t first;	/* of the job's GPUs the step's first one, by its place */
+	int places;	/* holds the step's GPUs against other steps that ask for some */
 	struct muri_grant grant;
 	struct muri_job pilot;
 	struct muri_gpus gpus;
 	struct told *told;
-} member = {.node = -1, .mounts = -1};
+} member = {.node = -1, .mounts = -1, .places = -1};
 
 /* The grant has failed: the step's tasks will not run. The first reason is the one that counts. */
 __attribute__((format(printf, 1, 2))) static void fail(const char *format, ...)
@@ -295,6 +297,19 @@ void muri_member_init(spank_t spank)
 	    !muri_per_task(share, &member.each))
 		member.each = 0;
 	find_grant(spank);
+	/* Where too few are left, steps share them from the first one on. */
+	if (member.told && !member.told->why[0] && member.each)
+		member.places = muri_take_places(member.node, member.grant.job, member.gpus.count,
+						 (size_t)member.each * member.tasks, &member.first);
+}
+
+/* The task's part of the job's GPUs. False: the job has not so many. */
+static bool part_of(uint32_t task, struct muri_part *part)
+{
+	if (!muri_part_of_task(member.gpus.count - member.first, member.each, task, part))
+		return false;
+	part->first += member.first;
+	return true;
 }
 
 /* Open the task's devices under the lock, while the pilot still holds them. 1: done; 0: not yet; -1: failed. */
@@ -332,7 +347,7 @@ static void open_devices(pid_t pid, uint32_t task)
 	struct muri_part part;
 	int done, limits;
 
-	if (!muri_part_of_task(member.gpus.count, member.each, task, &part)) {
+	if (!part_of(task, &part)) {
 		member.told->kept = !member.told->why[0];
 		fail("each task asks for %u GPUs, and the job has %zu on this node: not enough for task %u", member.each,
 		     member.gpus.count, task);
@@ -425,7 +440,7 @@ void muri_member_task(spank_t spank)
 		return;
 	if (member.told && spank_get_item(spank, S_TASK_ID, &number) == ESPANK_SUCCESS && number >= 0 &&
 	    (uint32_t)number < member.tasks && member.told->task[number].ready &&
-	    muri_part_of_task(member.gpus.count, member.each, (uint32_t)number, &part) &&
+	    part_of((uint32_t)number, &part) &&
 	    set_variables(spank, part, (uint32_t)number))
 		return;
 	/* The first reason is told, and for it the job goes back. */

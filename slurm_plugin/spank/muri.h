@@ -117,6 +117,7 @@ int muri_make_run_dir(const char *parent, uid_t uid, gid_t gid, char *error, siz
  *            sluid, and how programs learn of the GPUs: variables, mig. It proves that slurmd knows the plugin.
  *   grant-M  a run of job M may open what another job holds: pilot, uid, run (its restart count), gate (hold or
  *            license), cgroup (the directory of job M's processes; empty while no device has been opened for one).
+ *   places-M which of these GPUs are whose of job M's steps, as long as each runs: by locks, the file is empty.
  *   lock     held while files are read and written, and while devices are opened for a grant. Once job-N is taken
  *            away under the lock, every grant from N with an open device has its cgroup.
  */
@@ -174,6 +175,12 @@ int muri_job_remove(int node, uint32_t id);
 int muri_grant_write(int node, const struct muri_grant *grant);
 int muri_grant_read(int node, uint32_t job, struct muri_grant *grant);
 int muri_grant_remove(int node, uint32_t job);
+
+/*
+ * Take `count` of a job's `gpus` GPUs, beside each other in its list, that no other process has taken: from `first` on.
+ * Returns a descriptor, which holds them until it is closed, or -1 where no such GPUs are left.
+ */
+int muri_take_places(int node, uint32_t job, size_t gpus, size_t count, size_t *first);
 
 /* Write down the jobs that have a grant from this one, or from any with 0: at most `most`. Returns how many, or -1. */
 ssize_t muri_grants_of(int node, uint32_t pilot, uint32_t *jobs, size_t most);

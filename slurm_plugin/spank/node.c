@@ -18,6 +18,7 @@
 #define LOCK_NAME "lock"
 #define NEW_NAME ".new"
 #define GRANT_NAME "grant-"
+#define PLACES_NAME "places-"
 #define GATE_LICENSE "license"
 #define GATE_HOLD "hold"
 
@@ -26,7 +27,7 @@
 #endif
 
 enum {
-	NAME_SIZE = 32,	/* grant- or job- with a number */
+	NAME_SIZE = 32,	/* grant-, job- or places- with a number */
 	LOCK_LOOK_MS = 5,
 	TEXT_SIZE = MURI_CGROUP_SIZE + MURI_GPUS_SIZE + MURI_VARIABLES_SIZE + MURI_MIG_SIZE + 512,
 };
@@ -334,8 +335,33 @@ int muri_grant_remove(int node, uint32_t job)
 {
 	char name[NAME_SIZE];
 
+	name_file(name, PLACES_NAME, job);
+	take_away(node, name);
 	name_file(name, GRANT_NAME, job);
 	return take_away(node, name);
+}
+
+/* Each byte of the file stands for a GPU. A process's locks end with it, and its children do not have them. */
+int muri_take_places(int node, uint32_t job, size_t gpus, size_t count, size_t *first)
+{
+	char name[NAME_SIZE];
+	int file;
+
+	name_file(name, PLACES_NAME, job);
+	file = openat(node, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+	for (size_t at = 0; file >= 0 && at + count <= gpus; at++) {
+		struct flock bytes = {
+			.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)at, .l_len = (off_t)count,
+		};
+
+		if (fcntl(file, F_SETLK, &bytes))
+			continue;
+		*first = at;
+		return file;
+	}
+	if (file >= 0)
+		close(file);
+	return -1;
 }
 
 /* The job whose grant an entry of the directory is. */

@@ -122,6 +122,19 @@ def test_each_task_has_its_part_and_a_step_takes_nothing_from_others(site: Drive
 
 
 @on_constrained_sites("forky", "trixie")
+def test_steps_at_the_same_time_have_different_gpus(site: Driver) -> None:
+    pilot, gpus = start_pilot(site, "--gres=gpu:2")
+    meet = "touch $0; until [ -e a -a -e b ]; do sleep 0.1; done"
+    step = f"srun --exact --ntasks=1 --gres=gpu:1 sh -c 'sh {shows(site)}; {meet}'"
+    member = submit(site, f"rm -f a b; {step} a & {step} b & wait; {step} a", f"muri-grant:{pilot}", "--ntasks=2")
+    assert site.wait_state(member)["JobState"] == "COMPLETED"
+    *both, after = lines_of(site, member)
+    number = [gpu.removeprefix("/dev/muri-gpu") for gpu in gpus]
+    assert sorted(both) == [f"{gpus[place]} | 0 0,1 {number[place]} 2 {pilot}" for place in range(2)]
+    assert after == f"{gpus[0]} | 0 0,1 {number[0]} 2 {pilot}"
+
+
+@on_constrained_sites("forky", "trixie")
 def test_what_a_user_writes_opens_nothing(site: Driver) -> None:
     show = f"sh {shows(site)}"
     pilot, gpus = start_pilot(site, "--gres=gpu:1")

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,30 @@ def test_a_grant_is_written_read_and_found_by_its_pilot(run: Run, place: Path) -
     assert run("read-grant", "8").stdout == "8 7 1000 2 hold \n"
     (place / "grant-x").write_text("pilot=7\n")
     assert sorted(run("grants", "7").stdout.split()) == ["8", "9"]
+    (place / "places-9").write_text("")
     run("remove-grant", "9")
     assert run("grants", "7").stdout.split() == ["8"]
+    assert not (place / "places-9").exists()
+
+
+def test_steps_take_gpus_that_no_other_step_has(try_node: Path, tmp_path: Path, place: Path) -> None:
+    with ExitStack() as stack:
+
+        def take(job: str, count: str) -> tuple["subprocess.Popen[str]", str]:
+            command = [try_node, tmp_path, "n1", "take", job, "4", count]
+            step = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(step)
+            assert step.stdout is not None
+            return step, step.stdout.readline().strip()
+
+        (first, _), *others = [take("9", count) for count in ("1", "2", "1")]
+        assert [first_place for _, first_place in others] == ["1", "3"]
+        assert [take("9", count)[1] for count in ("1", "5")] == ["none", "none"]
+        assert take("8", "4")[1] == "0"
+        first.kill()
+        first.wait()
+        assert [take("9", count)[1] for count in ("2", "1")] == ["none", "0"]
+    assert [mode(place / name) for name in ("places-8", "places-9")] == [0o600, 0o600]
 
 
 def test_unknown_keys_are_left_alone(run: Run, place: Path) -> None:

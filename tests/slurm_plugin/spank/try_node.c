@@ -4,7 +4,8 @@
  *   try_node PARENT NODE VERB WORD…
  *
  * Verbs: write-job ID UID GPUS, read-job ID, remove-job ID, write-grant JOB PILOT UID RUN hold|license
- * CGROUP, read-grant JOB, remove-grant JOB, grants PILOT, hold (takes the lock, says so and keeps it until its input ends).
+ * CGROUP, read-grant JOB, remove-grant JOB, grants PILOT, hold (takes the lock, says so and keeps it until its input ends),
+ * take JOB GPUS COUNT (so, too, with places of GPUs).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -83,15 +84,23 @@ static int list(int node, uint32_t pilot)
 	return outcome(count < 0);
 }
 
-static int hold(int node)
+static int keep(int file, const char *what)
 {
-	int lock = muri_node_lock(node);
-
-	puts(lock < 0 ? "none" : "locked");
+	puts(file < 0 ? "none" : what);
 	fflush(stdout);
 	while (getchar() != EOF)
 		;
-	return outcome(close(lock));
+	return outcome(close(file));
+}
+
+static int take(int node, char *words[])
+{
+	size_t first = 99;
+	int places = muri_take_places(node, number(words[0]), number(words[1]), number(words[2]), &first);
+	char text[32];
+
+	snprintf(text, sizeof(text), "%zu", first);
+	return keep(places, text);
 }
 
 int main(int count, char *words[])
@@ -107,7 +116,9 @@ int main(int count, char *words[])
 		return 1;
 	}
 	if (strcmp(verb, "hold") == 0)
-		return hold(node);
+		return keep(muri_node_lock(node), "locked");
+	if (strcmp(verb, "take") == 0 && count == 7)
+		return take(node, words + 4);
 	if (strcmp(verb, "write-job") == 0 && count == 7)
 		return write_job(node, words + 4);
 	if (strcmp(verb, "write-grant") == 0 && count == 10)
