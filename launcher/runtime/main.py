@@ -213,7 +213,7 @@ class Runtime:
             self._trace.close()
         self._watchdog.close()
         lost = self._ranks is not None and bool(self._ranks.lost)
-        faulty = self._threads is not None and self._threads.fault() is not None
+        faulty = self._threads is not None and self._threads.faults.fault is not None
         return int(lost or faulty or self._server.end_cause is not None)
 
     def _handle_signals(self) -> None:

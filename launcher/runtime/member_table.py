@@ -384,7 +384,7 @@ class MemberTable:
         with self._lock:
             alone = sum(member.is_at_work for member in self._members.values()) < 2
             members = {name: member.status(alone=alone) for name, member in self._members.items()}
-        fault = None if self.threads is None else self.threads.fault()
+        fault = None if self.threads is None else self.threads.faults.fault
         group: dict[str, object] = {} if fault is None else {"fault": fault}
         group |= {"pid": os.getpid(), "pilot_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
         return group | group_status(self._arbiter, members)

@@ -230,7 +230,7 @@ class Server:
 
     def _note_end(self, session: MemberSession) -> None:
         if self._table.threads is not None:
-            self._table.threads.session_ended(session)
+            self._table.threads.faults.session_ended(session)
         key = "" if self._ranks is None else self._ranks.arbiter.key_of(session.member)
         self._table.finish(session)  # from now on the member's next session may begin, under another key
         if self._ranks is not None:

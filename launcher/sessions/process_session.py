@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muri.group_spec import MemberSpec
@@ -229,36 +230,18 @@ def share_waiting_hint(arbiter: Arbiter) -> int:
     return page_fd
 
 
+@dataclass(eq=False)
 class Channels:
-    """Serves all channels of one member's process, a thread for each.
+    """Serves all channels of one member's process, a thread for each."""
 
-    Args:
-        member: The member's job id.
-        arbiter: Answers its requests.
-        on_iteration: Called with each finished iteration; whether the arbiter is to be told of it.
-        on_interval: Called with each stage held; None for no calls.
-        listener: Takes the messages of the process about itself.
-
-    Attributes:
-        main_closed: Set once the process's first channel is closed at its end.
-    """
-
-    def __init__(
-        self,
-        member: str,
-        arbiter: Arbiter,
-        on_iteration: Callable[[IterationRecord], bool],
-        on_interval: IntervalListener | None,
-        listener: ProcessSession,
-    ) -> None:
-        self.member: Final = member
-        self.arbiter: Final = arbiter
-        self.on_iteration: Final = on_iteration
-        self.on_interval: Final = on_interval
-        self.listener: Final = listener
-        self.main_closed: Final = threading.Event()
-        self._served: list[tuple[_Channel, threading.Thread]] = []
-        self._lock = threading.Lock()
+    member: str
+    arbiter: Arbiter
+    on_iteration: Callable[[IterationRecord], bool]  # whether the arbiter is to be told of it
+    on_interval: IntervalListener | None  # called with each stage held; None for no calls
+    listener: ProcessSession  # takes the messages of the process about itself
+    main_closed: threading.Event = field(default_factory=threading.Event)  # the process has closed its first channel
+    _served: list[tuple["_Channel", threading.Thread]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self, main: socket.socket) -> None:
         """Serve the process's first socket in the background, and the channels that come over it."""

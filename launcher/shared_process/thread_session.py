@@ -386,11 +386,35 @@ class Threads:
         # sys.path of scripts: without what `python -m` puts first.
         self._base_path = list(sys.path if sys.flags.safe_path else sys.path[1:])
         gpu.preparation.expect(preload, takes_turns=takes_turns)
-        self._faults = gpu.FaultWatch(running, end_runtime)
+        self.faults = gpu.FaultWatch(running, end_runtime)
 
     def install(self) -> None:
         """Let this process hold several scripts; call it from the main thread, before any session starts."""
-        install()
+        standard_files.install_streams()
+        interpreter.install_interpreter()
+        threads_and_processes.install_threads()
+        interruption.install_signals()
+        threads_and_processes.install_subprocesses()
+        # Libraries: each is patched when a script imports it.
+        random_generators.install_python_random()
+        after_import("numpy.random", random_generators.patch_numpy)
+        after_import("torch", random_generators.patch_torch)
+        after_import("torch", torch_settings.patch_default_dtype)
+        after_import("torch", torch_settings.patch_thread_counts)
+        after_import("torch", torch_settings.patch_flags)
+        after_import("torch", threads_and_processes.patch_autograd)
+        standard_files.install_file_numbers()
+        threads_and_processes.at_session_start(standard_files.install_c_output().begin)
+        # The patches below must tell a script's own modules from installed ones.
+        modules = local_imports.install_local_modules()
+        after_import("torch", local_imports.use_once)
+        local_imports.install_import_turns(modules)
+        interruption.install_exits(modules)
+        interpreter.install_logging(modules)
+        interpreter.install_warnings()
+        interpreter.install_settings()
+        threads_and_processes.install_dangers()
+        _installed.append(modules)
         if stages_wanted(os.environ):
             install_stage_hooks()
         set_clock_provider(lambda: getattr(current_session(), "clock", None))
@@ -429,45 +453,8 @@ class Threads:
         device = gpu.preparation.ready()
         return None if device is None else device.mem_gib
 
-    def session_ended(self, session: MemberSession) -> None:
-        """Look whether the GPU's context has ended with a session; called before the member learns of its end."""
-        self._faults.session_ended(session)
-
-    def fault(self) -> dict[str, Any] | None:
-        """Why this process can't go on, as the status file has it; None while it can."""
-        return self._faults.fault
-
 
 _installed: list[LocalModules] = []
-
-
-def install() -> None:
-    """Patch this process; call once, from its main thread, before any session starts."""
-    standard_files.install_streams()
-    interpreter.install_interpreter()
-    threads_and_processes.install_threads()
-    interruption.install_signals()
-    threads_and_processes.install_subprocesses()
-    # Libraries: each is patched when a script imports it.
-    random_generators.install_python_random()
-    after_import("numpy.random", random_generators.patch_numpy)
-    after_import("torch", random_generators.patch_torch)
-    after_import("torch", torch_settings.patch_default_dtype)
-    after_import("torch", torch_settings.patch_thread_counts)
-    after_import("torch", torch_settings.patch_flags)
-    after_import("torch", threads_and_processes.patch_autograd)
-    standard_files.install_file_numbers()
-    threads_and_processes.at_session_start(standard_files.install_c_output().begin)
-    # The patches below must tell a script's own modules from installed ones.
-    modules = local_imports.install_local_modules()
-    after_import("torch", local_imports.use_once)
-    local_imports.install_import_turns(modules)
-    interruption.install_exits(modules)
-    interpreter.install_logging(modules)
-    interpreter.install_warnings()
-    interpreter.install_settings()
-    threads_and_processes.install_dangers()
-    _installed.append(modules)
 
 
 def forget(session: SessionState) -> None:

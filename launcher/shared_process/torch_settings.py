@@ -12,6 +12,7 @@ OpenMP keeps the number of threads per thread, and so can MKL; PyTorch's own var
 """
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -50,54 +51,10 @@ _BY_NAME: Final = (
 _chosen: PerSession[dict[str, Any]] = PerSession(dict)
 
 
-class _DefaultDtype:
-    """The functions that replace PyTorch's, and the mode."""
-
-    def __init__(self, torch: Any) -> None:
-        self.torch = torch
-        always = {getattr(torch, name) for name in _ALWAYS_DEFAULT if hasattr(torch, name)}
-        from_values = {getattr(torch, name) for name in _FROM_VALUES if hasattr(torch, name)}
-        self._mode = _make_mode(torch, always, from_values)
-
-    def install(self) -> None:
-        """Replace the functions."""
-        torch, plain_get = self.torch, self.torch.get_default_dtype
-        torch.set_default_dtype = in_session(torch.set_default_dtype)(self._set)
-        torch.get_default_dtype = in_session(plain_get)(lambda own: _chosen.of(own).get("dtype", plain_get()))
-
-    def _set(self, session: SessionState, d: Any, /) -> None:
-        if not isinstance(d, self.torch.dtype):
-            raise TypeError("invalid dtype object: only floating-point types are supported as the default type")
-        if str(d).rpartition(".")[2] not in _COMPLEX:
-            raise TypeError(f"only floating-point types are supported as the default type, but got {d}")
-        _chosen.of(session)["dtype"] = d
-        self.enter(session)
-
-    def enter(self, session: SessionState) -> None:
-        """Put the mode under the calling thread's other modes, once."""
-        if "dtype" not in _chosen.of(session):
-            return
-        overrides = self.torch.overrides
-        modes = overrides._get_current_function_mode_stack()
-        if any(isinstance(mode, self._mode) for mode in modes):
-            return
-        popped = []
-        # PyTorch's mode for the default device expects to be the lowest.
-        while modes and type(modes[-1]).__name__ != "DeviceContext":
-            popped.append(overrides._pop_mode())
-            modes = modes[:-1]
-        overrides._push_mode(self._mode())
-        for mode in reversed(popped):
-            overrides._push_mode(mode)
-
-    def leave(self) -> None:
-        """Take the script's modes off the calling thread: at its end PyTorch could not drop them in order."""
-        while self.torch.overrides._get_current_function_mode_stack():
-            self.torch.overrides._pop_mode()
-
-
-def _make_mode(torch: Any, always: set[Any], from_values: set[Any]) -> type:
+def _make_mode(torch: Any) -> type:
     base: type = torch.overrides.TorchFunctionMode
+    always = {getattr(torch, name) for name in _ALWAYS_DEFAULT if hasattr(torch, name)}
+    from_values = {getattr(torch, name) for name in _FROM_VALUES if hasattr(torch, name)}
 
     def handle(_self: Any, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -119,21 +76,44 @@ def _make_mode(torch: Any, always: set[Any], from_values: set[Any]) -> type:
     return type("DefaultDtypeMode", (base,), {"__torch_function__": handle})
 
 
-_patches: Final[list[_DefaultDtype]] = []
-
-
 def patch_default_dtype(torch: Any) -> None:
     """Give each session a default dtype."""
-    patch = _DefaultDtype(torch)
-    patch.install()
-    at_thread_start(patch.enter)
-    _patches.append(patch)
+    overrides, own_mode, plain_get = torch.overrides, _make_mode(torch), torch.get_default_dtype
+
+    def enter(session: SessionState) -> None:
+        """Put the mode under the calling thread's other modes, once."""
+        modes = overrides._get_current_function_mode_stack()
+        if "dtype" not in _chosen.of(session) or any(isinstance(mode, own_mode) for mode in modes):
+            return
+        popped = []
+        # PyTorch's mode for the default device expects to be the lowest.
+        while modes and type(modes[-1]).__name__ != "DeviceContext":
+            popped.append(overrides._pop_mode())
+            modes = modes[:-1]
+        overrides._push_mode(own_mode())
+        for mode in reversed(popped):
+            overrides._push_mode(mode)
+
+    @in_session(torch.set_default_dtype)
+    def set_default_dtype(session: SessionState, d: Any, /) -> None:
+        if not isinstance(d, torch.dtype):
+            raise TypeError("invalid dtype object: only floating-point types are supported as the default type")
+        if str(d).rpartition(".")[2] not in _COMPLEX:
+            raise TypeError(f"only floating-point types are supported as the default type, but got {d}")
+        _chosen.of(session)["dtype"] = d
+        enter(session)
+
+    torch.set_default_dtype = set_default_dtype
+    torch.get_default_dtype = in_session(plain_get)(lambda own: _chosen.of(own).get("dtype", plain_get()))
+    at_thread_start(enter)
 
 
 def forget_session(session: SessionState) -> None:
     """Drop the settings of a session that ends, in its first thread."""
-    for patch in _patches:
-        patch.leave()
+    overrides: Any = sys.modules.get("torch.overrides")
+    # A script's modes: at the thread's end PyTorch could not drop them in order.
+    while overrides is not None and overrides._get_current_function_mode_stack():
+        overrides._pop_mode()
     flags.forget(session)
 
 
