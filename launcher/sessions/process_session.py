@@ -53,14 +53,8 @@ _FILE: Final = struct.Struct("i")
 class ProcessSession(MemberSession):
     """Watches one script that runs in its own job; see `MemberSession` for the attributes.
 
-    Args:
-        request: The member's.
-        process: That of the script.
-        arbiter: Grants resources.
-        page_fd: The page that tells yield points whether a member waits (`process_gate.make_page`).
-        had_company: Whether another member has run beside a session.
-        on_interval: Called with every stage held; None for no calls.
-        spec: The plan's figures of the member.
+    The page tells yield points whether a member waits (`share_waiting_hint`). `had_company` tells whether another
+    member has run beside a session; `on_interval` is called with every stage held.
     """
 
     isolation = "process"

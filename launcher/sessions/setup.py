@@ -152,8 +152,8 @@ def wait_without_spinning(environment: MutableMapping[str, str]) -> None:
         environment["OMP_WAIT_POLICY"] = "passive"
 
 
-def take_short_turns(pid: int = 0) -> bool:
-    """Ask for short slices on the CPU, for this thread and those that it starts; returns whether the kernel took it.
+def take_short_turns(pid: int = 0) -> None:
+    """Ask for short slices on the CPU, for this thread and those that it starts.
 
     Linux knows slices of a thread's own since version 6.12 (sched_setattr(2), `sched_runtime`); others refuse or ignore
     them. The share of the CPU stays the same. `pid` is the main thread of another process of this user, instead of this
@@ -161,10 +161,8 @@ def take_short_turns(pid: int = 0) -> bool:
     """
     number = _SYSTEM_CALLS.get(os.uname().machine)
     if number is None or os.sched_getscheduler(pid) != os.SCHED_OTHER:
-        return False
+        return
     nice = os.getpriority(os.PRIO_PROCESS, pid)
     wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, SLICE_NS, 0, 0, 0, 0)
-    taken: bool = ctypes.CDLL(None, use_errno=True).syscall(number, pid, wanted, 0) == 0
-    if not taken:
+    if ctypes.CDLL(None, use_errno=True).syscall(number, pid, wanted, 0) != 0:
         logger.info("the kernel keeps its own scheduling slices: %s", os.strerror(ctypes.get_errno()))
-    return taken

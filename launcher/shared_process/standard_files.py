@@ -112,8 +112,7 @@ def _translating(plain: Callable[..., Any]) -> Callable[..., Any]:
 def install_file_numbers() -> None:
     """Patch the functions that take a descriptor: descriptors 0 to 2 are the runtime's, one set per process."""
     for name in _BY_NUMBER:
-        if hasattr(os, name):
-            setattr(os, name, _translating(getattr(os, name)))
+        setattr(os, name, _translating(getattr(os, name)))
     plain_dup2, plain_close, plain_open = os.dup2, os.close, io.open
 
     def dup2(fd: int, fd2: int, inheritable: bool = True) -> int:
@@ -163,7 +162,7 @@ class COutput:
         machine = c_output_helper.MACHINES.get(platform.machine())
         if os.environ.get(OFF_VARIABLE) == "0":
             self._reported = True
-        elif machine is None or not sys.platform.startswith("linux"):
+        elif machine is None:
             self._report(f"unknown machine {platform.machine()}")
         else:
             self._program = _program(machine)
