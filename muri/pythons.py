@@ -154,19 +154,12 @@ def is_packaged(place: Path = Path(__file__)) -> bool:
     return _PACKAGES in place.parents
 
 
-def what_brings(extra: str, package: str = "") -> str:
-    """Say how to install a Python module that only an extra of Muri has; `package` is the .deb or .rpm with it, if any.
+def what_brings(extra: str, package: str) -> str:
+    """Say how to install a Python module that only an extra of Muri has; `package` is the .deb or .rpm with it.
 
     The packages muri-node and muri-controller bring environments of their own, into which pip installs nothing.
     """
-    if is_packaged():
-        if package:
-            return f"the package {package} brings it"
-        return (
-            "Muri's packages leave it out: install Muri from its checkout into an environment of your own "
-            f"(`pip install '.[{extra}]'`) and use the muri of that one"
-        )
-    return f"pip install 'muri[{extra}]'"
+    return f"the package {package} brings it" if is_packaged() else f"pip install 'muri[{extra}]'"
 
 
 def what_plans(module: str) -> str:

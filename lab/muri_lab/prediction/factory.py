@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from muri.errors import UsageError
-from muri.pythons import what_brings
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +53,7 @@ def build(target: str) -> "nn.Module":
     try:
         import torch  # an extra
     except ImportError as error:
-        raise FactoryError(f"PyTorch cannot be imported ({error}): {what_brings('torch')}") from error
+        raise FactoryError(f"PyTorch cannot be imported ({error}): pip install 'muri[torch]'") from error
     path, attribute = _split(target)
     with _importable(path.parent):
         factory = _factory(path, attribute)
