@@ -25,16 +25,14 @@ AGENT_VARIABLE: Final = "MURI_AGENT_PID"
 """Tells a rank which process of torchrun has started it."""
 
 ATTACH_TIMEOUT_VARIABLE: Final = "MURI_ATTACH_TIMEOUT_S"
-ATTACH_TIMEOUT_S: Final = 120.0
 REQUEUE_WAIT_VARIABLE: Final = "MURI_REQUEUE_WAIT_S"
-REQUEUE_WAIT_S: Final = 60.0
-"""How long a process waits for Slurm to end it after its job was requeued."""
+HANG_TIMEOUT_VARIABLE: Final = "MURI_HANG_TIMEOUT_S"
+DURATIONS_S: Final = {ATTACH_TIMEOUT_VARIABLE: 120.0, REQUEUE_WAIT_VARIABLE: 60.0, HANG_TIMEOUT_VARIABLE: 900.0}
+"""How long a member waits for its group's runtime, and a process for Slurm to end it after its job was requeued; after
+how long without a sign of life a member is ended, 0: never. In seconds, where the variable is not set."""
 
 STEPS_VARIABLE: Final = "MURI_ACCUMULATE_STEPS"
 """The scheduler's choice; it has no effect on a script that doesn't call `muri.accumulate`."""
-
-HANG_TIMEOUT_VARIABLE: Final = "MURI_HANG_TIMEOUT_S"
-HANG_TIMEOUT_S: Final = 900.0
 
 
 def task_of(environment: Mapping[str, str]) -> tuple[int, int]:
@@ -77,13 +75,13 @@ def _first_node(environment: Mapping[str, str]) -> str:
     return str(NodeSet(nodes)[0])
 
 
-def seconds_of(environment: Mapping[str, str], name: str, default_s: float, zero: str = "") -> float:
-    """Return the seconds that a variable holds, `default_s` while it is unset or empty; `zero` says what 0 means.
+def seconds_of(environment: Mapping[str, str], name: str, default_s: float | None = None) -> float:
+    """Return the seconds that a variable of `DURATIONS_S` holds; without it `default_s`, or what stands there.
 
     Raises:
         UsageError: The variable is not a finite number ≥ 0.
     """
-    text = environment.get(name)
+    text, default_s = environment.get(name), DURATIONS_S[name] if default_s is None else default_s
     if not text:
         return default_s
     try:
@@ -91,29 +89,14 @@ def seconds_of(environment: Mapping[str, str], name: str, default_s: float, zero
     except ValueError:
         value_s = -1.0
     if not 0 <= value_s < math.inf:
-        hint = f", or 0 {zero}" if zero else ""
+        hint = ", or 0 to wait forever" if name == HANG_TIMEOUT_VARIABLE else ""
         raise UsageError(f"{name}={text!r} is not a number of seconds ≥ 0; give for example {default_s:g}{hint}")
     return value_s
 
 
-def attach_timeout_s(environment: Mapping[str, str]) -> float:
-    """Return how long a member waits for its group's runtime; see `seconds_of` for the error."""
-    return seconds_of(environment, ATTACH_TIMEOUT_VARIABLE, ATTACH_TIMEOUT_S)
-
-
-def requeue_wait_s(environment: Mapping[str, str]) -> float:
-    """Return how long to wait for Slurm to end this process after a requeue; see `seconds_of` for the error."""
-    return seconds_of(environment, REQUEUE_WAIT_VARIABLE, REQUEUE_WAIT_S)
-
-
-def hang_timeout_s(environment: Mapping[str, str], default_s: float = HANG_TIMEOUT_S) -> float:
-    """Return the seconds without a sign of life after which a member is ended; 0: never. See `seconds_of`."""
-    return seconds_of(environment, HANG_TIMEOUT_VARIABLE, default_s, zero="to wait forever")
-
-
 def wait_for_end(environment: Mapping[str, str], clock: Clock = MACHINE_CLOCK) -> None:
     """Wait for Slurm to end this process after its job was requeued."""
-    clock.sleep(requeue_wait_s(environment))
+    clock.sleep(seconds_of(environment, REQUEUE_WAIT_VARIABLE))
 
 
 class AccumulateError(UsageError, ValueError):

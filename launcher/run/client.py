@@ -18,7 +18,7 @@ from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.files import RendezvousError, default_run_dir, verify_run_dir
 from muri.launcher import protocol
-from muri.launcher.job.environment import attach_timeout_s, run_of, task_of
+from muri.launcher.job.environment import ATTACH_TIMEOUT_VARIABLE, run_of, seconds_of, task_of
 from muri.launcher.job.scheduler import Membership
 from muri.launcher.script.checkpoint import conclude
 
@@ -188,7 +188,7 @@ def wait_for_runtime(
         NoTurnsError: There is no way to the runtime from here.
         UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
     """
-    timeout_s = attach_timeout_s(environment)
+    timeout_s = seconds_of(environment, ATTACH_TIMEOUT_VARIABLE)
     begun_s = clock()
     doubt_s = begun_s + _FIRST_DOUBT_S
     while True:

@@ -22,15 +22,7 @@ from muri import inherited
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.files import PRIVATE_FILE, atomic_json
-from muri.launcher.job.environment import (
-    attach_timeout_s,
-    hang_timeout_s,
-    missing_variables,
-    requeue_wait_s,
-    run_of,
-    task_of,
-    wait_for_end,
-)
+from muri.launcher.job.environment import DURATIONS_S, missing_variables, run_of, seconds_of, task_of, wait_for_end
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.job.script import NAMELESS
 from muri.launcher.process_gate import gate_variables, is_gated
@@ -128,8 +120,8 @@ def run(
     -v -W -X; SCRIPT may be a Python program of PATH, such as torchrun. When the job is a member of a Muri group, the
     script takes turns with its partners on the group's GPUs; everything else is as alone.
     """
-    for duration_s in (hang_timeout_s, attach_timeout_s, requeue_wait_s):
-        duration_s(os.environ)  # refuse a malformed value now rather than overlook it later
+    for name in DURATIONS_S:
+        seconds_of(os.environ, name)  # refuse a malformed value now rather than overlook it later
     if isolation is not None:
         os.environ[ISOLATION_VARIABLE] = isolation
     if no_automatic:

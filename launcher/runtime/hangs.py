@@ -38,7 +38,7 @@ from muri.launcher.job.environment import (
     HANG_TIMEOUT_VARIABLE,
     MURIS_OWN,
     children_of,
-    hang_timeout_s,
+    seconds_of,
     stat_of,
     threads_of,
     threads_of_trees,
@@ -317,7 +317,7 @@ class HangWatch:
     def _begin(self, session: MemberSession) -> _Timers:
         timeout_s = self._timeout_s
         try:
-            timeout_s = hang_timeout_s(session.request.environment, timeout_s)
+            timeout_s = seconds_of(session.request.environment, HANG_TIMEOUT_VARIABLE, timeout_s)
         except UsageError as error:
             logger.warning("member %s: %s", session.member, error)
         interval_s = sampling_interval_s(timeout_s)

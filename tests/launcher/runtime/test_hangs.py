@@ -18,7 +18,7 @@ from muri.errors import UsageError
 from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.switching import make_arbiter
-from muri.launcher.job.environment import attach_timeout_s, hang_timeout_s, requeue_wait_s
+from muri.launcher.job.environment import DURATIONS_S, seconds_of
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
 from muri.launcher.runtime.hangs import HangWatch, IdleTimer, ThreadMeter, ThreadSample, is_stopped
 from muri.launcher.runtime.ranks import IdleReports
@@ -181,17 +181,11 @@ def test_a_member_that_keeps_the_interpreter_ends_its_group_and_all_return_to_th
     assert f"code of a member that runs as a thread has kept the interpreter for {TIMEOUT_S} s" in log
 
 
-DURATIONS = {
-    "MURI_HANG_TIMEOUT_S": hang_timeout_s, "MURI_ATTACH_TIMEOUT_S": attach_timeout_s,
-    "MURI_REQUEUE_WAIT_S": requeue_wait_s,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DURATIONS)
+@pytest.mark.parametrize("name", DURATIONS_S)
 def test_a_duration_that_is_none_is_refused(launcher: Launcher, name: str) -> None:
     for value in ("-1", "inf", "nan"):
         with pytest.raises(UsageError, match=f"{name}='{value}' is not a number of seconds ≥ 0; give for example"):
-            DURATIONS[name]({name: value})
+            seconds_of({name: value}, name)
     assert ends(launcher.member("101", launcher.script(WORK), "5", **{name: "soon"})) == 2
     assert f"{name}='soon' is not a number of seconds ≥ 0" in launcher.err("101")
 
