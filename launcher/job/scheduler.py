@@ -25,9 +25,9 @@ else:
     Membership = Any
 
 MODULE: Final = "muri.launcher.job.scheduler"
-REQUEUE_STOPPED: Final = "requeue-stopped"
-REQUEUE_FOR_MEMORY: Final = "requeue-for-memory"
-DECLARE_CHECKPOINT: Final = "declare-checkpoint"
+REQUEUE_STOPPED: Final = "requeue-stopped"  # a job that was saved in this run
+REQUEUE_FOR_MEMORY: Final = "requeue-for-memory"  # one that ran out of GPU memory beside others
+DECLARE_CHECKPOINT: Final = "declare-checkpoint"  # tell the controller that this run can be stopped and resumed
 DONE: Final = 0
 NOT_DONE: Final = 3
 """Exit codes of the process, which prints it, too; with any other one the last line of its stderr says what failed."""
@@ -59,25 +59,12 @@ def load_membership() -> Membership:
     return made
 
 
-# From the script's own process; a SchedulerCallError where Slurm did not accept it.
+def ask_slurm(what: str, job_id: str, run: int) -> bool:
+    """Ask from the script's own process; return False if the job is not requeued, because it ends or may not try again.
 
-
-def requeue_stopped(job_id: str, run: int) -> bool:
-    """Requeue a job that was saved; return False if it is being ended anyway."""
-    return _call(REQUEUE_STOPPED, job_id, run) == DONE
-
-
-def requeue_for_memory(job_id: str, run: int) -> bool:
-    """Requeue a job that ran out of GPU memory beside others; return False if it may not try again."""
-    return _call(REQUEUE_FOR_MEMORY, job_id, run) == DONE
-
-
-def declare_checkpoint(job_id: str, run: int) -> None:
-    """Tell the controller that this run of the job can be stopped and resumed."""
-    _call(DECLARE_CHECKPOINT, job_id, run)
-
-
-def _call(what: str, job_id: str, run: int) -> int:
+    Raises:
+        SchedulerCallError: Slurm did not accept it.
+    """
     command = [*own_command(os.environ, MODULE), what, job_id, str(run)]
     try:
         with subprocess.Popen(
@@ -93,7 +80,7 @@ def _call(what: str, job_id: str, run: int) -> int:
     code = int(words[-1]) if words else process.returncode or 1  # 0 where the script ignores SIGCHLD, whatever it was
     if code not in (DONE, NOT_DONE):
         raise SchedulerCallError(complaint or f"{command[0]} ended with exit code {code}")
-    return code
+    return code == DONE
 
 
 def _pass_on(process: subprocess.Popen[str]) -> str:

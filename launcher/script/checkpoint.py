@@ -275,14 +275,14 @@ def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool)
     A handler that the script has set is called as well. To a thread the runtime delivers the signals.
     """
     # Takes time to load. It must not be in the thread: a fork meanwhile would leave the import's lock taken.
-    from muri.launcher.job.scheduler import declare_checkpoint
+    from muri.launcher.job.scheduler import DECLARE_CHECKPOINT, ask_slurm
     from muri.launcher.job.script import wait_for_gloo_at_exit
 
     job_id, run = os.environ.get("SLURM_JOB_ID"), run_of(os.environ)
 
     def declare() -> None:
         with contextlib.suppress(MuriError):  # then the job is never preempted, and nothing else is lost
-            declare_checkpoint(job_id or "", run)
+            ask_slurm(DECLARE_CHECKPOINT, job_id or "", run)
 
     if current_script() is None:
         wait_for_gloo_at_exit()
@@ -309,10 +309,10 @@ def conclude(environment: Mapping[str, str]) -> None:
         return
     if current_script() is not None:  # a thread's job goes back by its `muri run`
         return
-    from muri.launcher.job.scheduler import requeue_stopped
+    from muri.launcher.job.scheduler import REQUEUE_STOPPED, ask_slurm
 
     try:
-        if not requeue_stopped(job_id, run_of(environment)):
+        if not ask_slurm(REQUEUE_STOPPED, job_id, run_of(environment)):
             return
     except MuriError as error:
         _say(f"job {job_id} was saved but could not be requeued: {error}")

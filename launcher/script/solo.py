@@ -203,11 +203,11 @@ def _execute(loaded: script.LoadedScript) -> None:
 
 def _try_with_more_memory(environment: Mapping[str, str]) -> None:
     """Requeue the job if it may try again, and wait to be ended; else it fails as it would have alone."""
-    from muri.launcher.job.scheduler import requeue_for_memory
+    from muri.launcher.job.scheduler import REQUEUE_FOR_MEMORY, ask_slurm
     from muri.launcher.script.checkpoint import wait_to_be_ended
 
     try:
-        if requeue_for_memory(environment.get("SLURM_JOB_ID", ""), run_of(environment)):
+        if ask_slurm(REQUEUE_FOR_MEMORY, environment.get("SLURM_JOB_ID", ""), run_of(environment)):
             wait_to_be_ended(environment)
     except MuriError as error:
         text = "muri: the script ran out of GPU memory while others shared its GPU, and the job could not be requeued"

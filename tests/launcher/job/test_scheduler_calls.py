@@ -18,7 +18,7 @@ print(0)
 ASKS = """
 from muri.launcher.job import scheduler
 scheduler.own_command = lambda environment, module: {command!r}
-print(scheduler.requeue_for_memory("7", 0))
+print(scheduler.ask_slurm(scheduler.REQUEUE_FOR_MEMORY, "7", 0))
 """
 
 
@@ -46,4 +46,4 @@ def test_a_user_reads_why_before_slurm_may_end_the_script(tmp_path: Path) -> Non
 def test_a_call_that_failed_says_why(monkeypatch: pytest.MonkeyPatch, program: str, complaint: str) -> None:
     monkeypatch.setattr(scheduler, "own_command", lambda _environment, _module: [sys.executable, "-c", program])
     with pytest.raises(scheduler.SchedulerCallError, match=complaint):
-        scheduler.declare_checkpoint("7", 0)
+        scheduler.ask_slurm(scheduler.DECLARE_CHECKPOINT, "7", 0)

@@ -56,13 +56,13 @@ CLIENT = """
         def runs(self, job_id):
             return True
 
-    def requeue_stopped(job_id, run):
-        if state == "runs":
+    def ask_slurm(what, job_id, run):
+        if (what, state) == ("requeue-stopped", "runs"):
             print("requeued", job_id, "after run", run, flush=True)
         return state == "runs"
 
     state = sys.argv.pop(1)
-    command.load_membership, scheduler.requeue_stopped = Scheduler, requeue_stopped
+    command.load_membership, scheduler.ask_slurm = Scheduler, ask_slurm
     sys.exit(run_command(command.run))
 """
 """`muri run` with Slurm's answers made up: the first argument is the state of its job."""
