@@ -309,22 +309,25 @@ def conclude(environment: Mapping[str, str]) -> None:
         return
     if current_script() is not None:  # a thread's job goes back by its `muri run`
         return
-    from muri.launcher.job.scheduler import REQUEUE_STOPPED, ask_slurm
+    from muri.launcher.job.scheduler import REQUEUE_STOPPED
+
+    go_back(REQUEUE_STOPPED, environment, f"job {job_id} was saved but", f"job {job_id} goes back to the queue")
+
+
+def go_back(request: str, environment: Mapping[str, str], trouble: str, news: str = "") -> None:
+    """Requeue this process's job, and wait for Slurm to end the process; return where the job may not go back."""
+    from muri.launcher.job.scheduler import ask_slurm
 
     try:
-        if not ask_slurm(REQUEUE_STOPPED, job_id, run_of(environment)):
+        if not ask_slurm(request, environment.get("SLURM_JOB_ID", ""), run_of(environment)):
             return
     except MuriError as error:
-        _say(f"job {job_id} was saved but could not be requeued: {error}")
+        _say(f"{trouble} could not be requeued: {error}")
         return
-    _say(f"job {job_id} goes back to the queue")
-    wait_to_be_ended(environment)
-
-
-def wait_to_be_ended(environment: Mapping[str, str]) -> None:
-    """Wait for Slurm to end this process; the script's handlers would only delay that."""
+    if news:
+        _say(news)
     with contextlib.suppress(ValueError):  # only the main thread can
-        for number in STOP_SIGNALS:
+        for number in STOP_SIGNALS:  # the script's handlers would only delay the end
             signal.signal(number, signal.SIG_DFL)
     wait_for_end(environment)
 

@@ -20,10 +20,9 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-from muri.errors import MuriError
 from muri.inherited import working_directory
 from muri.launcher.job import script
-from muri.launcher.job.environment import AGENT_VARIABLE, run_of
+from muri.launcher.job.environment import AGENT_VARIABLE
 from muri.launcher.job.script import after_import, is_out_of_memory, keep_process_groups
 from muri.launcher.process_gate import gate_from_environment, is_gated
 from muri.launcher.script import script_clock
@@ -159,7 +158,11 @@ class _Ending:
         if gate is None:
             return
         if self.out_of_memory and gate.had_company():
-            _try_with_more_memory(self._environment)
+            from muri.launcher.job.scheduler import REQUEUE_FOR_MEMORY
+            from muri.launcher.script.checkpoint import go_back
+
+            trouble = "the script ran out of GPU memory while others shared its GPU, and the job"
+            go_back(REQUEUE_FOR_MEMORY, self._environment, trouble)
         if self.code is not None:
             gate.exit(self.code)
 
@@ -199,19 +202,6 @@ def _execute(loaded: script.LoadedScript) -> None:
         raise
     finally:
         close_iterations()
-
-
-def _try_with_more_memory(environment: Mapping[str, str]) -> None:
-    """Requeue the job if it may try again, and wait to be ended; else it fails as it would have alone."""
-    from muri.launcher.job.scheduler import REQUEUE_FOR_MEMORY, ask_slurm
-    from muri.launcher.script.checkpoint import wait_to_be_ended
-
-    try:
-        if ask_slurm(REQUEUE_FOR_MEMORY, environment.get("SLURM_JOB_ID", ""), run_of(environment)):
-            wait_to_be_ended(environment)
-    except MuriError as error:
-        text = "muri: the script ran out of GPU memory while others shared its GPU, and the job could not be requeued"
-        print(f"{text}: {error}", file=sys.stderr)
 
 
 def _hide_own_frames() -> None:
