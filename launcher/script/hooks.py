@@ -186,7 +186,6 @@ class ThreadState(threading.local):
 
 
 thread: Final = ThreadState()
-_watches_lock: Final = threading.Lock()
 _off: set[str] = set()
 _in_child: list[bool] = []
 os.register_at_fork(after_in_child=lambda: _in_child.append(True))
@@ -207,12 +206,8 @@ def watching(hook: str) -> Watch | None:
             return None
         watch = thread.watch
         if watch is None or watch.clock is not clock:
-            with _watches_lock:
-                watch = clock.__dict__.get(_WATCH)
-                if watch is None:
-                    watch = clock.__dict__[_WATCH] = Watch(clock)
-                    clock.explains_gaps = not clock.explicit
-            thread.watch = watch
+            watch = thread.watch = clock.__dict__.setdefault(_WATCH, Watch(clock))  # of two threads one's stays
+            clock.explains_gaps = not clock.explicit
     except Exception as error:
         switch_off(hook, error)
         return None
