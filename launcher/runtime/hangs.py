@@ -1,4 +1,4 @@
-"""Members that hang, or are suspended, and a runtime that hangs.
+"""Members that hang, or are suspended.
 
 A member hangs that is idle for the whole timeout, though it holds a resource for which others wait, or has begun to
 train: no thread or subprocess of it runs, is ready to run, or waits for a disk, and together they use less CPU than
@@ -8,32 +8,20 @@ has stopped (SIGSTOP), is paused and holds nothing: it obstructs no other, and i
 Time in a stage proves nothing: a validation epoch or a checkpoint is work. A member that obstructs no other may wait as
 long as it likes before its first iteration. In a group of several ranks an idle member may wait for its own peers: see
 `ranks.IdleReports`.
-
-The watchdog, `python -P -m muri.launcher.runtime.hangs RUNTIME_PID TIMEOUT_S`, watches the runtime from outside: a
-stopped process cannot notice that it is stopped, nor can one in which C code of a member's thread keeps the
-interpreter's lock. It is the runtime's child, and stopped with it where Slurm suspends the job; therefore it only finds
-a runtime that was stopped alone. It writes the cause to the runtime's log and to the runtime, which it then continues
-so that the runtime can end its scripts. A frozen one can end nothing and is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
-import ctypes
 import logging
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from muri.errors import UsageError
-from muri.inherited import settle_own
+from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.job.environment import (
     HANG_TIMEOUT_VARIABLE,
     MURIS_OWN,
@@ -43,22 +31,12 @@ from muri.launcher.job.environment import (
     threads_of,
     threads_of_trees,
 )
-
-if TYPE_CHECKING:  # the watchdog needs neither
-    from muri.launcher.arbitration.arbiter import PausingArbiter
-    from muri.launcher.sessions.setup import MemberSession, Roots
+from muri.launcher.sessions.setup import MemberSession, Roots
 
 logger = logging.getLogger("muri.launcher")
 
 SUSPENSION_INTERVAL_S: Final = 1.0
 _CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
-
-END_GRACE_S: Final = 30.0
-"""How long the runtime may take to end its scripts after the watchdog has continued it."""
-
-_PR_SET_PDEATHSIG: Final = 1
-_IGNORED: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-"""The watchdog ignores these signals: they are meant for the runtime, with which it ends."""
 
 _STOPPED: Final = "T"
 _AT_WORK: Final = frozenset("RDt")
@@ -90,11 +68,6 @@ class ThreadSample:
     def at_work(self) -> bool:
         """Return whether one of them runs, is ready to run, waits for a disk, or is held by a debugger."""
         return bool(self.states & _AT_WORK)
-
-    @property
-    def stopped(self) -> bool:
-        """Return whether a signal has stopped all of them."""
-        return self.states == {_STOPPED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,90 +407,3 @@ def frozen(pid: int, groups: Path = _CONTROL_GROUPS, processes: Path = Path("/pr
                 if mark in place.read_text().splitlines():
                     return True
     return False
-
-
-class Watchdog:
-    """The runtime's side of the watchdog. Without one the runtime goes on unwatched.
-
-    Args:
-        timeout_s: How long this process may be stopped or frozen; 0: do not watch.
-        on_hang: Called with the cause after the watchdog has continued this process, which must then end.
-    """
-
-    def __init__(self, timeout_s: float, on_hang: Callable[[str], None]) -> None:
-        self._timeout_s = timeout_s
-        self._on_hang = on_hang
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Start the watchdog; it ends with the calling thread, which should be the main one."""
-        if not self._timeout_s:
-            return
-        command = [sys.executable, "-P", "-m", "muri.launcher.runtime.hangs", str(os.getpid()), str(self._timeout_s)]
-        try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        except OSError as error:
-            logger.warning("this process is not watched for hangs: %s", error)
-            return
-        threading.Thread(target=self._listen, args=(self._process,), name="watchdog", daemon=True).start()
-        threading.Thread(target=self._beat, args=(self._process,), name="heartbeat", daemon=True).start()
-
-    def close(self) -> None:
-        """End the watchdog."""
-        if self._process is not None:
-            self._process.kill()
-
-    def _listen(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        cause = process.stdout.readline().strip()
-        if cause:
-            self._on_hang(cause)
-
-    def _beat(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None
-        pause = threading.Event()
-        with contextlib.suppress(OSError):  # the watchdog has ended
-            while process.poll() is None:
-                os.write(process.stdin.fileno(), b"x")
-                pause.wait(sampling_interval_s(self._timeout_s))
-
-
-def main(runtime: int, timeout_s: float) -> None:
-    """Be the watchdog until the runtime has ended, or has to be ended."""
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    os.set_blocking(sys.stdin.fileno(), False)
-    interval_s = sampling_interval_s(timeout_s)
-    stopped, silent, beats = IdleTimer(interval_s), IdleTimer(interval_s), 0
-    while os.getppid() == runtime:
-        threads = ThreadMeter().sample(threads_of(runtime))
-        with contextlib.suppress(BlockingIOError):
-            beats += len(os.read(sys.stdin.fileno(), 65536))
-        stopped_s = stopped.idle_s(threads, threads.stopped)
-        silent_s = silent.idle_s(ThreadSample(), (beats, threads.stopped))
-        if threads.stopped and stopped_s >= timeout_s:
-            cause = f"it was stopped by a signal (SIGSTOP) and was not continued for {timeout_s:g} s"
-            _end(runtime, cause, END_GRACE_S)
-            return
-        if not threads.stopped and silent_s >= timeout_s:
-            _end(runtime, f"code of a member that runs as a thread has kept the interpreter for {timeout_s:g} s", 0.0)
-            return
-        time.sleep(interval_s)
-
-
-def _end(runtime: int, cause: str, grace_s: float) -> None:
-    print(f"muri: the runtime (process {runtime}) hangs and is ended: {cause}", file=sys.stderr, flush=True)
-    print(cause, flush=True)
-    os.kill(runtime, signal.SIGCONT)
-    end_s = time.monotonic() + grace_s
-    while os.getppid() == runtime:  # while it is the parent, its number cannot belong to another process
-        if time.monotonic() >= end_s:
-            os.kill(runtime, signal.SIGKILL)
-            return
-        time.sleep(0.1)
-
-
-if __name__ == "__main__":
-    settle_own()
-    main(int(sys.argv[1]), float(sys.argv[2]))

@@ -23,7 +23,7 @@ from muri.inherited import settle_own
 from muri.launcher.arbitration.arbiter import Arbiter, PausingArbiter
 from muri.launcher.arbitration.switching import Node, make_arbiter
 from muri.launcher.runtime.admission import AdmissionControl
-from muri.launcher.runtime.hangs import HangWatch, SuspensionWatch, Watchdog
+from muri.launcher.runtime.hangs import HangWatch, SuspensionWatch
 from muri.launcher.runtime.link import Place
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.ranks import Ranks
@@ -181,7 +181,6 @@ class Runtime:
         self._server = Server(options.run_dir, self._table, pausing, admission, self._ranks, self._trace)
         exchange = None if self._ranks is None else self._ranks.exchange
         self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, exchange)
-        self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()
 
     def run(self) -> int:
@@ -189,7 +188,6 @@ class Runtime:
         self._handle_signals()
         if self._threads is not None:
             self._threads.install()
-        self._watchdog.start()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         wait_without_spinning(os.environ)
         take_short_turns()
@@ -211,10 +209,9 @@ class Runtime:
         reporter.join()
         if self._trace is not None:
             self._trace.close()
-        self._watchdog.close()
         lost = self._ranks is not None and bool(self._ranks.lost)
         faulty = self._threads is not None and self._threads.faults.fault is not None
-        return int(lost or faulty or self._server.end_cause is not None)
+        return int(lost or faulty)
 
     def _handle_signals(self) -> None:
         def tell(signum: int, _frame: FrameType | None) -> None:
@@ -234,11 +231,6 @@ class Runtime:
 
     def _tell_end(self) -> None:
         os.write(self._tell_to_end, _END)
-
-    def _end_as_hung(self, cause: str) -> None:
-        """End the scripts in order: the watchdog has continued this stopped process only for that."""
-        self._server.end_cause = f"the group's runtime hung: {cause}"
-        self._tell_end()
 
     def _report(self) -> None:
         while True:

@@ -390,8 +390,12 @@ class MemberTable:
         return group | group_status(self._arbiter, members)
 
     def write_status(self, path: Path) -> None:
-        """Write the status file so that a reader sees all of it or none."""
-        atomic_json(path, self.status())
+        """Write the status file so that a reader sees all of it or none; the pilot job ends a runtime that does not."""
+        try:
+            atomic_json(path, self.status())
+        except OSError:
+            os.utime(path)  # no space is left, but the runtime lives
+            raise
 
 
 def speed_of(

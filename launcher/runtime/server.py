@@ -47,9 +47,7 @@ def _send_last(connection: socket.socket, frame: Frame) -> None:
 class Server:
     """Listens in the run directory, under the name by which members know their pilot job.
 
-    Attributes:
-        end_cause: Why the runtime ends, if it was not told to.
-        ended_by_signal: Whether a signal has told the runtime to end: Slurm ends its job.
+    `ended_by_signal` is set when a signal has told the runtime to end: Slurm ends its job.
     """
 
     def __init__(
@@ -72,7 +70,6 @@ class Server:
         self._path = protocol.pilot_socket(run_dir, admission.pilot_job or protocol.NO_JOB, rank)
         self._table = table
         self._closing = False
-        self.end_cause: str | None = None
         self.ended_by_signal = False
         self._latest: dict[str, tuple[int, MemberSession]] = {}
         self._unreported: set[MemberSession] = set()
@@ -252,7 +249,7 @@ class Server:
     def _last_frame(self, session: MemberSession) -> Frame:
         """Return the frame that ends a member's connection."""
         if session.lost:
-            cause = self.end_cause or self._signal_cause(session.member) or session.lost_cause
+            cause = self._signal_cause(session.member) or session.lost_cause
             return {"type": "lost", "reason": cause or "the runtime was told to end"}
         if session.stopped_at is not None:
             return {"type": "preempted", "code": session.exit_code, "iteration": session.stopped_at}

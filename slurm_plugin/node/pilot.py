@@ -107,6 +107,7 @@ class PilotWatch:
         self._members = MemberWatch(self._pilot, group, clock)
         self._reports = GroupReports(self._pilot, group.telemetry_s, clock)
         self._ended_by_slurm = False
+        self._looked_s, self._written_ns, self._silent_s, self._hung = clock(), 0, 0.0, ""
 
     def end_early(self) -> None:
         """End the runtime soon, because Slurm ends the pilot job. Safe in a signal handler."""
@@ -128,8 +129,26 @@ class PilotWatch:
             if self._members.is_over(status["members"], self._processes.look()):
                 # The controller may have taken the members back while the runtime was ending because of a fault.
                 return int(self._end_runtime())
+            if self._hangs():
+                self._silent_s, self._hung = 0.0, f"it gave no sign of life for {self._group.hang_timeout_s:g} s"
+                log.error("the runtime hangs and is killed: %s", self._hung)
+                with contextlib.suppress(KeyError, ProcessLookupError):
+                    os.kill(status["pid"], signal.SIGKILL)  # what is stopped acts on no other signal
             self._reports.look(status)
             self._clock.sleep(_TICK_S)
+
+    def _hangs(self) -> bool:
+        """Return whether the runtime has written no status for the time in which a script would hang.
+
+        A signal has stopped it alone, or C code of a member's thread keeps the interpreter's lock. Time in which this
+        process was stopped as well, because Slurm has suspended the job, does not count.
+        """
+        now_s = self._clock()
+        looked_s, self._looked_s = min(now_s - self._looked_s, 2 * _TICK_S), now_s
+        with contextlib.suppress(OSError):
+            before_ns, self._written_ns = self._written_ns, self._status.stat().st_mtime_ns
+            self._silent_s = self._silent_s + looked_s if self._written_ns == before_ns else 0.0
+        return 0 < self._group.hang_timeout_s <= self._silent_s
 
     def _end_for_slurm(self) -> int:
         """Put the members back first: their scripts are saved while the runtime still serves them."""
@@ -145,7 +164,7 @@ class PilotWatch:
     def _end_without_runtime(self, code: int, status: Mapping[str, Any]) -> int:
         log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
         self._reports.report_fault(status)
-        cause = (status.get("fault") or {}).get("cause") or f"it ended by itself with code {code}"
+        cause = (status.get("fault") or {}).get("cause") or self._hung or f"it ended by itself with code {code}"
         self._put_back(lambda _member: f"the group's runtime is gone: {cause}", _PUT_BACK_AT_LEISURE_S)
         return code or 1
 

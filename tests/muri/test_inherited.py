@@ -156,9 +156,3 @@ def test_a_controller_works_in_private_until_it_is_told_to_stop(odd: Odd) -> Non
     assert controller.wait(DEADLINE_S) == 0
     assert [path.stat().st_mode & 0o777 for path in (state, state / "controller.lock")] == [0o700, 0o600]
     assert odd.code(*MURI, "drain", "--config", config) == 1  # that squeue has failed is not an empty queue
-
-
-def test_a_watchdog_continues_a_stopped_runtime(odd: Odd) -> None:
-    watchdog = " ".join([*odd.oddly, sys.executable, "-P", "-m", "muri.launcher.runtime.hangs"])
-    runtime = subprocess.Popen(["sh", "-c", f"{watchdog} $$ 0.5 & kill -STOP $$; exit 3"], env=odd.environment)
-    assert runtime.wait(DEADLINE_S) == 3

@@ -1,14 +1,20 @@
 """Rates, speeds and shares in the status file."""
 
+import os
+from pathlib import Path
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launcher_harness import Launcher, ends
 from polling import until
 
+from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.arbitration.disciplines import FairArbiter, LockstepArbiter
 from muri.launcher.job.stage_clock import IterationRecord
-from muri.launcher.runtime.member_table import SpeedMeter, group_status, shares_of, speed_of
+from muri.launcher.runtime import member_table
+from muri.launcher.runtime.member_table import MemberTable, SpeedMeter, group_status, shares_of, speed_of
 
 LOOP = """
     import sys, time, muri
@@ -79,6 +85,16 @@ def test_holders_are_told_by_every_discipline(arbiter: FairArbiter | LockstepArb
     assert status["total_speed"] == 0.8
     arbiter.release("101", 2)
     assert group_status(arbiter, {})["resources"]["gpu"]["holder"] is None
+
+
+def test_a_runtime_without_space_for_its_status_shows_that_it_lives(tmp_path: Path) -> None:
+    table, path = MemberTable(GroupSpec((MemberSpec("1"),))), tmp_path / "status.json"
+    table.watch(FairArbiter())
+    path.write_text("{}")
+    os.utime(path, (0, 0))
+    with patch.object(member_table, "atomic_json", side_effect=OSError), pytest.raises(OSError):
+        table.write_status(path)
+    assert path.stat().st_mtime > 0
 
 
 def test_status_file_tells_speed_against_the_plan(launcher: Launcher) -> None:

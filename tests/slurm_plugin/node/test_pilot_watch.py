@@ -102,7 +102,8 @@ class Group:
     def watch(self, *events: Event, **options: float) -> int:
         """Watch until the pilot job ends, while events come at their times; returns its exit code."""
         self.expect(*events)
-        spec = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")), **options)
+        members = (MemberSpec(job_id="1"), MemberSpec(job_id="2"))
+        spec = GroupSpec(members=members, **({"hang_timeout_s": 0.0} | options))  # it writes its status now and then
         processes = cast("MemberProcesses", self)
         self._pilot = pilot.PilotWatch(spec, self._status, self._start, processes, self.clock)
         return self._pilot.watch()
@@ -159,6 +160,8 @@ class Group:
     def _kill(self, pid: int, number: int) -> None:
         assert pid == RUNTIME_PID
         self.signals.append((self.clock(), number))
+        if number == signal.SIGKILL:
+            self.code = -signal.SIGKILL
 
     def _requeue(self, name: str, *, held: bool) -> None:
         assert held  # the members' gate
@@ -324,6 +327,24 @@ def test_a_runtime_that_does_not_end_is_killed(group: Group) -> None:
     (told_s, told), (killed_s, killed) = group.signals
     assert (told, killed) == (signal.SIGTERM, signal.SIGKILL)
     assert killed_s == told_s + 20.0
+
+
+def test_a_runtime_that_writes_no_status_is_killed_and_its_members_go_back(
+    group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one that a signal has stopped, or whose interpreter C code of a thread keeps."""
+    told: list[str] = []
+    monkeypatch.setattr(pilot, "put_back", lambda _pilot, _members, reason, *_: told.append(reason("1")))
+    writes = [(at_s, partial(os.utime, tmp_path / "status.json", (at_s, at_s))) for at_s in (59.0, 118.0)]
+    assert group.watch(*writes, hang_timeout_s=60.0) == -signal.SIGKILL
+    assert group.signals == [(pytest.approx(118.0 + 60.0, abs=0.6), signal.SIGKILL)]
+    assert told == ["the group's runtime is gone: it gave no sign of life for 60 s"]
+
+
+def test_a_runtime_is_not_silent_while_its_job_is_suspended_as_well(group: Group) -> None:
+    pauses_s = iter([3600.0])
+    group.look = lambda: group.clock.sleep(next(pauses_s, 0.0)) or frozenset()
+    assert group.ends((3650.0, group.end), hang_timeout_s=60.0) > 3650.0
 
 
 def test_a_step_that_slurm_could_not_start_is_started_again(group: Group) -> None:
