@@ -79,11 +79,7 @@ class AttachRequest:
 
     @classmethod
     def from_frame(cls, frame: Frame) -> "AttachRequest":
-        """Read the request from a frame.
-
-        Raises:
-            ProtocolError: A field is missing or malformed.
-        """
+        """Read the request from a frame; a ProtocolError if a field is missing or malformed."""
         values = {name: frame[name] for name in cls.__dataclass_fields__ if name in frame}
         try:
             signals = {name: tuple(map(int, frame.get(name, ()))) for name in ("blocked", "ignored")}
@@ -115,11 +111,7 @@ def send_with_files(connection: socket.socket, frame: Frame, files: Sequence[int
 
 
 def receive(connection: socket.socket) -> Frame | None:
-    """Return the next frame, None when the other side has closed.
-
-    Raises:
-        ProtocolError: The data is not a frame of this version.
-    """
+    """Return the next frame, None when the other side has closed; see `receive_with_files`."""
     answer = receive_with_files(connection, 0)
     return None if answer is None else answer[0]
 
@@ -161,11 +153,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def require_same_user(connection: socket.socket) -> None:
-    """Refuse to speak with another user's process.
-
-    Raises:
-        ProtocolError: The other end belongs to another user.
-    """
+    """Raise a ProtocolError if the process at the other end belongs to another user."""
     uid = _peer(connection)[1]
     if uid != os.geteuid():
         raise ProtocolError(f"the process at the other end belongs to user id {uid}, not to {os.geteuid()}")
@@ -204,11 +192,7 @@ def pilot_socket(run_dir: Path, pilot_job: str, rank: int | None = None) -> Path
 
 
 def require_short(path: Path) -> None:
-    """Refuse a socket path that the kernel cannot take.
-
-    Raises:
-        RendezvousError: The path is too long.
-    """
+    """Raise a RendezvousError if a socket path is longer than the kernel takes."""
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise RendezvousError(
             f"the socket path {path} is longer than {LONGEST_SOCKET_PATH} bytes; set {RUN_DIR_VARIABLE} to a "
@@ -217,11 +201,7 @@ def require_short(path: Path) -> None:
 
 
 def connect(path: Path) -> socket.socket | None:
-    """Connect to a runtime's socket; None when no process listens there.
-
-    Raises:
-        RendezvousError: Connecting failed for another reason than absence.
-    """
+    """Connect to a runtime's socket; None when no process listens there, a RendezvousError for other failures."""
     require_short(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

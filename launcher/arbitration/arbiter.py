@@ -31,10 +31,7 @@ class WaitInterruptedError(Exception):
 class Waiter:
     """One thread's wait for one resource on behalf of its member; woken by the thread that grants it.
 
-    Attributes:
-        since_s: When it began, earlier waits within the same stage included.
-        granted: The resource belongs to the member.
-        interrupted: The wait ended without it.
+    It began at `since_s`, earlier waits within the same stage included.
     """
 
     __slots__ = ("_lock", "_nudged", "granted", "interrupted", "member", "resource", "since_s")
@@ -79,12 +76,8 @@ class Arbiter(ABC):
     """Passes the four resources between members.
 
     A member may ask from several threads; a token of one thread is not granted to another one of the same member
-    either.
-
-    Attributes:
-        discipline: Its name.
-        waiting_hint: A byte per resource, not 0 while a yield point is to ask, as a member waits, and the byte
-            `TURNS_INDEX`. A member in a process of its own reads it in shared memory instead of asking.
+    either. `waiting_hint` has a byte per resource, not 0 while a yield point is to ask, as a member waits, and the byte
+    `TURNS_INDEX`. A member in a process of its own reads it in shared memory instead of asking.
     """
 
     discipline: str = "fair"
@@ -119,11 +112,7 @@ class Arbiter(ABC):
 
     @abstractmethod
     def acquire(self, member: str, resource: int) -> float:
-        """Wait for the resource, and return the seconds waited.
-
-        Raises:
-            WaitInterruptedError: The member was cancelled or is not present.
-        """
+        """Wait for the resource, and return the seconds waited; see `WaitInterruptedError`."""
 
     @abstractmethod
     def release(self, member: str, resource: int) -> bool:

@@ -33,15 +33,11 @@ class _Hold:
 class FairArbiter(Arbiter):
     """A free token goes to the waiting member that is furthest behind in normalized progress.
 
-    That is work-conserving, but for minimum speeds: see `fairness`.
+    That is work-conserving, but for minimum speeds: see `fairness`. The resources in `orders` are granted in a given
+    order instead, and not passed on at yield points. The CPU has `cpus` tokens, other resources have one.
 
-    Args:
-        now: The clock.
-        orders: Resources that are granted in a given order instead of by fairness, and not passed on at yield points.
-        cpus: Tokens of the CPU: so many members preprocess at once. Other resources have one.
-        several_ranks: Whether the group has others. Then a process that is the only member asks all the same, and no
-            resource is kept free for a member that is about to need it to have its minimum speed: that could keep a
-            collective on another rank from ending.
+    With `several_ranks` a process that is the only member asks all the same, and no resource is kept free for a member
+    that is about to need it to have its minimum speed: that could keep a collective on another rank from ending.
     """
 
     def __init__(
@@ -360,11 +356,7 @@ class LockstepArbiter(Arbiter):
         self._step = 0
 
     def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
-        """Take the planned position, or a free one; the member enters the rotation with its first request.
-
-        Raises:
-            UsageError: No position is free.
-        """
+        """Take the planned position, or a free one; the member enters the rotation with its first request."""
         reserved = sorted(self._positions.values())
         unplanned = [position for position in range(STAGE_COUNT) if position not in reserved]
         planned = [self._positions[member]] if member in self._positions else []

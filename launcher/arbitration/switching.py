@@ -147,10 +147,8 @@ class DisciplineChoice:
     def members_changed(self, present: frozenset[str], *, timed: bool = True, turns: bool = False) -> Decision | None:
         """Start anew when members come or go: the window under measurement no longer counts.
 
-        Args:
-            present: The members that are there now.
-            timed: Whether the iteration time alone of each is known; it is learned under turns only.
-            turns: Whether they must take turns, as they share a process and its settings, or one is measured.
+        They are `timed` if the iteration time alone of each is known, which is learned under turns only. They must take
+        `turns` if they share a process and its settings, or one is measured.
         """
         self._present, self._tried = present, ""
         self._clear()
@@ -617,11 +615,7 @@ def make_arbiter(
     """Return the arbiter of a discipline: "auto", "fair", "lockstep" or "plain".
 
     `ordering` is the planned rotation of lockstep, with None for empty places; without one it is that of `members`.
-    Auto uses `predicted_speed`, the members' predicted normalized speeds. With `promises` lockstep can be left for
-    fair.
-
-    Raises:
-        UsageError: Lockstep was asked for more than four members.
+    Auto uses the members' predicted normalized speeds. With `promises` lockstep can be left for fair.
     """
     places, node = ordering or list(members), node or Node()
     makers: dict[str, Callable[[], Arbiter]] = {

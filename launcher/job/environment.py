@@ -76,11 +76,7 @@ def _first_node(environment: Mapping[str, str]) -> str:
 
 
 def seconds_of(environment: Mapping[str, str], name: str, default_s: float | None = None) -> float:
-    """Return the seconds that a variable of `DURATIONS_S` holds; without it `default_s`, or what stands there.
-
-    Raises:
-        UsageError: The variable is not a finite number ≥ 0.
-    """
+    """Return the seconds that a variable of `DURATIONS_S` holds; without it `default_s`, or what stands there."""
     text, default_s = environment.get(name), DURATIONS_S[name] if default_s is None else default_s
     if not text:
         return default_s

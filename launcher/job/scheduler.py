@@ -47,11 +47,7 @@ class SchedulerCallError(MuriError):
 
 
 def load_membership() -> Membership:
-    """Return what speaks Slurm; loading it takes tens of milliseconds, which most runs of `muri run` can save.
-
-    Raises:
-        MembershipError: It is not installed, or broken.
-    """
+    """Return what speaks Slurm; loading it takes tens of milliseconds, which most runs of `muri run` can save."""
     try:
         made: Membership = import_module("muri.slurm_plugin.node.membership").SlurmMembership()
     except ImportError as error:

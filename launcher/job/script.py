@@ -54,12 +54,7 @@ def own_directories(target: str, module: bool, cwd: str, python_path: str) -> li
 
 
 def load(target: str, module: bool) -> LoadedScript:
-    """Compile the script; call within the session, so that its paths count.
-
-    Raises:
-        ScriptError: The script does not exist.
-        SyntaxError: The script is not valid Python.
-    """
+    """Compile the script; call within the session, so that its paths count. A ScriptError if it does not exist."""
     if module:
         return _load_module(target)
     # As Python's own __main__ has it: absolute, and otherwise as it was given.
@@ -77,11 +72,7 @@ def load(target: str, module: bool) -> LoadedScript:
 
 
 def load_text(source: str | bytes, target: str) -> LoadedScript:
-    """Compile code that stands in no file; `target` is one of `NAMELESS`.
-
-    Raises:
-        SyntaxError: The code is not valid Python.
-    """
+    """Compile code that stands in no file; `target` is one of `NAMELESS`."""
     if target == "-":
         main = _main_module("<stdin>", SourceFileLoader("__main__", "<stdin>"), None)
         return LoadedScript(compile(source, "<stdin>", "exec", dont_inherit=True), main, target)

@@ -55,10 +55,7 @@ class NoMemberError(RuntimeLostError):
 
 
 def find_runtime(environment: Mapping[str, str], pilot: str) -> socket.socket | None:
-    """Connect to a pilot job's runtime; None when there is none.
-
-    In a group of several ranks it is the runtime of this process's rank. Errors are those of `open_runtime`.
-    """
+    """Connect to a pilot job's runtime, of several the one of this process's rank; see `open_runtime`."""
     run_dir, rank = default_run_dir(environment), task_of(environment)[0]
     return open_runtime(protocol.pilot_socket(run_dir, pilot)) or open_runtime(
         protocol.pilot_socket(run_dir, pilot, rank)
@@ -68,14 +65,12 @@ def find_runtime(environment: Mapping[str, str], pilot: str) -> socket.socket | 
 def open_runtime(path: Path) -> socket.socket | None:
     """Connect to the runtime that listens under a name in the run directory; None when there is none.
 
-    Raises:
-        RendezvousError: The run directory cannot be trusted.
-        ProtocolError: The runtime belongs to another user.
+    A RendezvousError or ProtocolError tells of a directory or a runtime that cannot be trusted.
     """
-    run_dir = path.parent
-    if not run_dir.is_symlink() and not run_dir.exists():
+    try:
+        verify_run_dir(path.parent)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    verify_run_dir(run_dir)
     connection = protocol.connect(path)
     if connection is not None:
         protocol.require_same_user(connection)
@@ -97,17 +92,11 @@ def await_earlier_run(environment: Mapping[str, str], job_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What lets this process take turns with the other members of its group.
+    """What lets this process take turns with the other members of its group."""
 
-    Attributes:
-        variables: The script's, besides the job's own.
-        files: The gate's socket and the shared page.
-        traced: Whether the runtime wants to hear of every stage.
-    """
-
-    variables: Mapping[str, str]
-    files: tuple[int, int]
-    traced: bool
+    variables: Mapping[str, str]  # the script's, besides the job's own
+    files: tuple[int, int]  # the gate's socket and the shared page
+    traced: bool  # whether the runtime wants to hear of every stage
 
 
 def attach(connection: socket.socket, request: protocol.AttachRequest) -> int | Gate:
@@ -219,11 +208,7 @@ def _require_pilot(membership: Membership, pilot: str) -> None:
 
 
 def require_no_group(job_id: str, membership: Membership) -> None:
-    """Ask the scheduler whether a job without a grant is in no group, and may run alone.
-
-    Raises:
-        RuntimeLostError: The job is in a group, or that is not known.
-    """
+    """Raise a RuntimeLostError if a job without a grant is in a group, or that is not known: it must not run alone."""
     try:
         place = membership.await_place(job_id)
     except MuriError as error:  # running alone could mean running without GPUs

@@ -245,11 +245,7 @@ def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membe
 
 
 def give_up(job_id: str, error: RuntimeLostError, membership: Membership, clock: Clock = MACHINE_CLOCK) -> NoReturn:
-    """Requeue the job and wait to be ended: the script must neither end as if done nor run twice.
-
-    Raises:
-        RuntimeLostError: Nothing ended this process in the meantime.
-    """
+    """Requeue the job and wait to be ended: the script must neither end as if done nor run twice."""
     click.echo(f"muri: {error}; requeueing job {job_id}", err=True)
     for delay_s in (*REQUEUE_DELAYS_S, None):
         try:
@@ -280,12 +276,7 @@ class PythonLine:
 
 
 def read_line(words: Sequence[str], valued: Collection[str], flags: Collection[str]) -> PythonLine:
-    """Take a command line apart; `valued` and `flags` are the long options of `muri run` with and without a value.
-
-    Raises:
-        click.UsageError: An option is unknown, or lacks its value.
-        TargetError: It names no script that Python could run.
-    """
+    """Take a command line apart; `valued` and `flags` are the long options of `muri run` with and without a value."""
     rest = list(words)
     own = _taken(rest, valued, flags)
     ends = rest[:1] == ["--"]

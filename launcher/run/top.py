@@ -304,11 +304,7 @@ def _checked(status: Any) -> dict[str, Any]:
 
 
 def read_group(path: Path, *, follow_links: bool = True) -> GroupView:
-    """Read one status file.
-
-    Raises:
-        StatusFileError: It is missing, unreadable or something else.
-    """
+    """Read one status file; a StatusFileError if it is missing, unreadable or something else."""
     now_s = time.time()
     try:
         value, written_s = _read(path, 0 if follow_links else os.O_NOFOLLOW)
@@ -377,10 +373,7 @@ def _belongs_to_its_user(path: Path) -> bool:
 def find_groups(environment: Mapping[str, str]) -> Found:
     """Return all groups on this node, or, if it has none, the groups that the scheduler knows of.
 
-    A file that vanishes or was left behind is not a group.
-
-    Raises:
-        NoGroupError: There is none; the text says where one could be looked at.
+    A file that vanishes or was left behind is not a group. A NoGroupError says where one could be looked at.
     """
     looked, groups, left_out = run_dirs(environment), list[GroupView](), list[str]()
     for run_dir in looked:

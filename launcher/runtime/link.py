@@ -70,11 +70,7 @@ class RankLink:
             self._connection.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> Message:
-        """Return the next message.
-
-        Raises:
-            RankLinkError: The connection ended, or the data is not a message.
-        """
+        """Return the next message; a RankLinkError if the connection has ended, or the data is not a message."""
         try:
             message = json_of(self._connection.recv_bytes(LARGEST_MESSAGE_BYTES))
         except (OSError, EOFError) as error:
@@ -96,14 +92,9 @@ class RankLink:
 
 
 class Listener:
-    """Rank 0's side: takes one connection of each other rank, and then no more.
+    """Rank 0's side: takes one connection of each other rank, and then no more; an OSError if it cannot listen.
 
-    Args:
-        place: Where to listen, and the key.
-        on_link: Called in the connection's own thread; may block.
-
-    Raises:
-        OSError: The port is taken or the address is not this machine's.
+    `on_link` is called in the connection's own thread, and may block.
     """
 
     def __init__(self, place: Place, on_link: Callable[[RankLink], None]) -> None:
@@ -175,11 +166,7 @@ class Listener:
 
 
 def connect(place: Place, timeout_s: float, clock: Clock = MACHINE_CLOCK) -> RankLink:
-    """Connect to rank 0, which may start later than this rank.
-
-    Raises:
-        RankLinkError: Rank 0 could not be reached in time, or does not know the group's key.
-    """
+    """Connect to rank 0, which may start later; a RankLinkError if it does not, or does not know the group's key."""
     deadline_s = clock() + timeout_s
     while True:
         try:

@@ -81,11 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_options(words: Sequence[str], environment: Mapping[str, str]) -> RuntimeOptions:
-    """Return the options in a command line, and in variables with the group's key and Slurm's facts.
-
-    Raises:
-        UsageError: A value is malformed or missing, or names a job that is not a member.
-    """
+    """Return the options in a command line, and in variables with the group's key and Slurm's facts."""
     values = vars(_parser().parse_args(words))
     group = read_group(values.pop("group"))
     place = parse_place(values.pop("world_size"), environment)
@@ -113,11 +109,7 @@ def cpus_of(environment: Mapping[str, str]) -> int:
 
 
 def parse_place(world_size: int, environment: Mapping[str, str]) -> Place | None:
-    """Return the place of this runtime in its group by srun's variables; None for the only one of its group.
-
-    Raises:
-        UsageError: A variable is missing or out of range.
-    """
+    """Return the place of this runtime in its group by srun's variables; None for the only one of its group."""
     if world_size == 1:
         return None
     rank, host = int(environment.get("SLURM_PROCID", "-1")), environment.get("SLURM_LAUNCH_NODE_IPADDR")

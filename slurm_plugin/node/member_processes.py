@@ -19,17 +19,10 @@ _STDERR: Final = 2
 
 
 class MemberProcesses:
-    """Finds them in /proc; one thread looks, another may read `found`.
-
-    Args:
-        pilot: The pilot job.
-        members: The ids of members that are known.
-
-    Attributes:
-        found: By job id the processes whose parents are not the job's, as of the last search.
-    """
+    """Finds them in /proc, `members` also without the variable; one thread looks, another may read `found`."""
 
     def __init__(self, pilot: int, members: Collection[str] = ()) -> None:
+        # By job id the processes whose parents are not the job's, as of the last search
         self.found: Mapping[str, frozenset[int]] = {}
         self._pilot = str(pilot).encode()
         self._members = frozenset(members)

@@ -121,12 +121,8 @@ class SlurmMembership:
 def requeue_member(job_id: int, pilot: int) -> str:
     """Put a member of a pilot job that ends back into the queue, as `SlurmMembership.requeue` does.
 
-    Returns:
-        Its state before: "PENDING" for a job that waits, which stays as it is; "" for one that is not a member of the
-        pilot any more, or that Slurm ends already.
-
-    Raises:
-        GatewayError: Slurm has no answer now, or refuses.
+    Returns its state before: "PENDING" for a job that waits, which stays as it is; "" for one that is not a member of
+    the pilot any more, or that Slurm ends already.
     """
     record = job_record(job_id)
     state = tags.parse_state(record.admin_comment)

@@ -62,11 +62,9 @@ class MemberWatch:
         self._last_found = 0
 
     def is_over(self, members: Members, here: Collection[str] = ()) -> bool:
-        """Return whether the pilot can exit. Slurm is asked rarely, and in few calls.
+        """Return whether the pilot can exit; `here` are the jobs of members that have processes on this node.
 
-        Args:
-            members: Those that the runtime knows.
-            here: The jobs of members that have processes on this node.
+        Slurm is asked rarely, and in few calls.
         """
         states = {member.get("state") for member in members.values()}
         phase = AT_WORK if here or "running" in states else ENDED if states == {"ended"} else AWAITED
@@ -312,13 +310,10 @@ class NodeMonitor:
 
     The runtime may run under its members' Python, which need not have psutil and pynvml; a pilot job does. A failure
     here costs the pilot these figures only.
-
-    Attributes:
-        latest: The last figures, as JSON values; None before the second look.
     """
 
     def __init__(self, status: Path, processes: MemberProcesses) -> None:
-        self.latest: dict[str, Any] | None = None
+        self.latest: dict[str, Any] | None = None  # as JSON values; None before the second look
         self._status = status
         self._processes = processes
         self._ended = threading.Event()

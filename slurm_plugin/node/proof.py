@@ -22,13 +22,7 @@ _MOST_BYTES: Final = 65536
 
 
 def why_missing(environment: Mapping[str, str], folder: Path = FOLDER, owner: int = ROOT_UID) -> str:
-    """Return why members cannot get the GPUs of this job on this node; "" where the plugin has opened the way.
-
-    Args:
-        environment: The job's, for its number and the node's name.
-        folder: Where the plugin keeps a directory for each node.
-        owner: Who must own the file.
-    """
+    """Return why members cannot get the GPUs of this job on this node; "" where the plugin has opened the way."""
     node = environment.get("SLURMD_NODENAME", "")
     path = folder / node / f"job-{environment.get('SLURM_JOB_ID', '')}"
     try:
