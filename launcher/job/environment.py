@@ -153,8 +153,6 @@ def descendants_of(root: int) -> Iterator[int]:
 
 def threads_of_trees(pids: Iterable[int]) -> Iterator[Path]:
     """All threads of these processes and of their descendants."""
-    waiting = list(pids)
-    while waiting:
-        threads = threads_of(waiting.pop())
-        yield from threads
-        waiting.extend(children_of(threads))
+    for pid in pids:
+        for each in (pid, *descendants_of(pid)):
+            yield from threads_of(each)

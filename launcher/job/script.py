@@ -6,6 +6,7 @@ Tells an error for lack of GPU memory from others: beside others the scheduler m
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import io
 import os
@@ -21,13 +22,12 @@ from types import CodeType, ModuleType
 from typing import Any, Callable, Final
 
 from muri.errors import UsageError
+from muri.launcher.job.environment import stat_of, threads_of
 
 _WORKER_NAME: Final = "pt_gloo_runloop"
 _POLL_S: Final = 0.002
 _QUIET_POLLS: Final = 3
 _LIMIT_S: Final = 1.0
-_TASKS: Final = Path("/proc/self/task")
-
 
 NAMELESS: Final = ("-c", "-")
 """Targets that are not a file: code in the next argument, code on standard input."""
@@ -139,16 +139,13 @@ def _wait_for_gloo_workers() -> None:
 
 
 def _worker_states() -> set[str]:
-    """Letters of /proc/[pid]/stat (proc(5)) of gloo's workers."""
+    """Letters of proc(5) of gloo's workers."""
     states = set()
-    for task in _TASKS.glob("*/stat"):
-        try:
-            before, _, after = task.read_text(encoding="utf-8", errors="replace").rpartition(")")
-        except OSError:
-            continue  # the thread ended meanwhile
-        # The kernel keeps the first 15 letters of a thread's name, so the longest names lose their end.
-        if before.partition("(")[2] == _WORKER_NAME[:15]:
-            states.add(after.split()[0])
+    for task in threads_of(os.getpid()):
+        with contextlib.suppress(OSError):  # the thread ended meanwhile
+            name, fields = stat_of(task)
+            if name == _WORKER_NAME:
+                states.add(fields[0])
     return states
 
 
