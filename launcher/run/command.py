@@ -259,10 +259,6 @@ def give_up(job_id: str, error: RuntimeLostError, membership: Membership, clock:
     raise RuntimeLostError(f"{error}; job {job_id} was requeued but this process was not ended") from error
 
 
-class TargetError(UsageError):
-    """The given script does not exist, or Python cannot run it."""
-
-
 @dataclass(frozen=True)
 class PythonLine:
     """A command line."""
@@ -340,18 +336,18 @@ def _is_python(word: str) -> bool:
 def _script(word: str) -> tuple[str, str]:
     """Return the path of a script, and its Python if it is a program of PATH."""
     if word.endswith(".ipynb"):
-        raise TargetError(f"{word} is a notebook; make a script of it first: jupyter nbconvert --to script {word}")
+        raise UsageError(f"{word} is a notebook; make a script of it first: jupyter nbconvert --to script {word}")
     is_script = Path(word).exists() and (not Path(word).is_dir() or Path(word, "__main__.py").exists())
     program = None if is_script or os.sep in word else shutil.which(word)
     if program is not None:
         python = _interpreter(Path(program))
         if not python:
-            raise TargetError(
+            raise UsageError(
                 f"{program} is not a Python program; call it without `muri run`, which runs Python scripts"
             )
         return program, python
     if not Path(word).exists():
-        raise TargetError(f"there is no script {word}; give its path, or -m and the name of a module")
+        raise UsageError(f"there is no script {word}; give its path, or -m and the name of a module")
     return word, ""
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 import click
 
@@ -35,15 +35,12 @@ _SLURM_COUNTS: Final = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_JOB_
 _LIMITED: Final = "import os, sys; os.sched_setaffinity(0, {cores}); os.execv(sys.argv[1], sys.argv[1:])"
 
 
-class Cpus(NamedTuple):
-    """CPUs of a dry run that measures the CPU axis, too."""
+def measure(
+    script: bytes, arguments: Sequence[str], limits: Limits, cpus: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Run a batch script until `muri run` in it has measured enough.
 
-    own: int  # Those that the waiting job asks for, with which its stages are measured
-    most: int  # Those of the dry run
-
-
-def measure(script: bytes, arguments: Sequence[str], limits: Limits, cpus: Cpus | None = None) -> dict[str, Any]:
-    """Run a batch script until `muri run` in it has measured enough; with `cpus` again on other numbers of CPUs.
+    With `cpus`, those that the job asks for and those of the dry run, the script runs again on other numbers of CPUs.
 
     Returns:
         What `DryRunResult.from_dict` reads, with the CPU axis where it was measured, or {"error": why}.
@@ -53,11 +50,11 @@ def measure(script: bytes, arguments: Sequence[str], limits: Limits, cpus: Cpus 
         path.write_bytes(script)
         path.chmod(0o700)
         command = [str(path), *arguments]
-        result = _stages(command, limits, Path(folder), None if cpus is None else _at_most_here(cpus.own))
+        result = _stages(command, limits, Path(folder), None if cpus is None else _at_most_here(cpus[0]))
         if cpus is None or "error" in result:
             return result
         try:
-            return {**result, SWEEP: sweep_figures(_sweep_cpus(command, cpus.most, limits.time_limit_s))}
+            return {**result, SWEEP: sweep_figures(_sweep_cpus(command, cpus[1], limits.time_limit_s))}
         except MuriError as error:  # the stages are known all the same
             print(f"muri: how it follows its CPUs was not measured: {error}", file=sys.stderr)
             return result
@@ -175,7 +172,7 @@ def main(
         arguments = decode_words(words)
     limits = replace(Limits.parse(text), time_limit_s=time_limit_s)
     try:
-        result = measure(batch_script(target), arguments, limits, Cpus(*sweep) if sweep else None)
+        result = measure(batch_script(target), arguments, limits, sweep)
     except GatewayError as error:
         result = {"error": str(error)}
     result = with_foreign_python(result, sys.prefix)

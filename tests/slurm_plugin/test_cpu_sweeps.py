@@ -10,7 +10,7 @@ from muri.profiler.dryrun.messages import Limits
 from muri.profiler.records import ProfileKey
 from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Dataset, Point, SensitivityProfile
 from muri.slurm_plugin.node import dry_run
-from muri.slurm_plugin.node.dry_run import Cpus, measure
+from muri.slurm_plugin.node.dry_run import measure
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import MOST_BYTES, comment_with, sweep_figures, sweep_in
@@ -45,7 +45,7 @@ time.sleep(600)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_the_script_runs_again_on_other_numbers_of_cpus(monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "2")
-    found = measure(ITERATES.encode(), [], Limits(time_limit_s=240), Cpus(own=1, most=2))
+    found = measure(ITERATES.encode(), [], Limits(time_limit_s=240), (1, 2))
     assert (found["load_s"], found["propagate_s"]) == (1, 1)  # its stages are those of the CPUs that it asked for
     cpu = sweep_in(found["cpus"], 2)
     assert [(point.cpus, round(point.throughput)) for point in cpu.points] == [(1, 20), (2, 40)]
@@ -63,7 +63,7 @@ def test_a_script_that_cannot_be_swept_keeps_its_stages(monkeypatch, capsys, scr
     monkeypatch.setattr(dry_run, "STEADY_S", steady_s)
     told = "$MURI_DRY_RUN_RESULT"
     text = f'#!/bin/sh\n{script}\necho \'{{"load_s": 1}}\' > "{told}.new"\nmv "{told}.new" "{told}"\n'
-    assert measure(text.encode(), [], Limits(time_limit_s=240), Cpus(1, 2)) == {"load_s": 1}
+    assert measure(text.encode(), [], Limits(time_limit_s=240), (1, 2)) == {"load_s": 1}
     told = capsys.readouterr().err
     assert "was not measured" in told
     assert why in told

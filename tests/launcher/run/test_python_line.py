@@ -11,7 +11,8 @@ import pytest
 from launcher_harness import MURI, Launcher
 from polling import DEADLINE_S
 
-from muri.launcher.run.command import PythonLine, TargetError, _AsPython, read_line, run
+from muri.errors import UsageError
+from muri.launcher.run.command import PythonLine, _AsPython, read_line, run
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE
 
 SEEN = """
@@ -107,7 +108,7 @@ def test_a_python_program_of_path_runs_under_its_own_python(launcher: Launcher, 
     ],
 )
 def test_what_is_no_script_is_refused(words: str, said: str) -> None:
-    with pytest.raises(TargetError) as caught:
+    with pytest.raises(UsageError) as caught:
         read_line(words.split(), {"--trace"}, {"--timing"})
     assert said in str(caught.value)
 
