@@ -185,11 +185,6 @@ class _Promised:
     left: list[tuple[float, float] | None] = field(default_factory=lambda: [None] * len(RESOURCES))
     gaps_s: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=_GAPS) for _ in RESOURCES])
 
-    @property
-    def wait_per_s(self) -> float:
-        """Return how long it may wait for each second of its work."""
-        return 1.0 / self.min_speed - 1.0
-
     def busy_s(self, now_s: float) -> float:
         """Return the seconds since its session began in which none of its threads waited."""
         waits_s = now_s - self.waiting_since_s if self.waiting else 0.0
@@ -322,7 +317,7 @@ class Promises:
             away_s = progress.busy_s(now_s) - left[1]
             end_s = min(now_s + late_s - away_s, left[0] + 2 * late_s)
             comes_in_s = max(0.0, min(gaps_s) - away_s)
-            slack_s = min(CREDIT_S, progress.slack_s(now_s) + progress.wait_per_s * comes_in_s)
+            slack_s = min(CREDIT_S, progress.slack_s(now_s) + (1.0 / progress.min_speed - 1.0) * comes_in_s)
             if end_s > now_s and not _bears(slack_s, hold_s - comes_in_s):
                 ends_s.append(end_s)
         return min(ends_s, default=None)

@@ -111,8 +111,11 @@ class MemoryAdmission:
         A refused member goes back to the queue and runs alone: an out-of-memory error in the middle of its training, or
         of a partner's, would cost more.
         """
-        need_gib = self._table.spec_of(member).gpu_mem_gib or 0.0
-        capacity_gib = self._capacity_gib() if need_gib else None
+        need_gib = self._table.spec_of(member).gpu_mem_gib
+        if not need_gib:
+            return None
+        own_gib = None if self._table.threads is None else self._table.threads.gpu_mem_gib()
+        capacity_gib = self._driver_gib() if own_gib is None else own_gib
         if capacity_gib is None:
             return None
         with self._lock:
@@ -138,8 +141,3 @@ class MemoryAdmission:
         planned_gib = {member: self._table.spec_of(member).gpu_mem_gib or 0.0 for member in others}
         need_gib = {**planned_gib, **self._table.measured_gpu_mem_gib()}
         return sum(need_gib[member] for member in others) + contexts * CONTEXT_GIB
-
-    def _capacity_gib(self) -> float | None:
-        threads = self._table.threads
-        own_gib = None if threads is None else threads.gpu_mem_gib()
-        return self._driver_gib() if own_gib is None else own_gib

@@ -81,15 +81,6 @@ class RankLink:
             raise RankLinkError(f"rank {self.rank} sent an invalid message")
         return message
 
-    def close(self) -> None:
-        """End the connection."""
-        with contextlib.suppress(OSError):  # wakes a thread that receives; closing alone would not
-            raw = socket.socket(fileno=self._connection.fileno())
-            try:
-                raw.shutdown(socket.SHUT_RDWR)
-            finally:
-                raw.detach()
-
 
 class Listener:
     """Rank 0's side: takes one connection of each other rank, and then no more; an OSError if it cannot listen.

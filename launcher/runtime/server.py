@@ -249,17 +249,13 @@ class Server:
     def _last_frame(self, session: MemberSession) -> Frame:
         """Return the frame that ends a member's connection."""
         if session.lost:
-            cause = self._signal_cause(session.member) or session.lost_cause
+            pilot = self._admission.pilot_job if self.ended_by_signal else None
+            cause = session.lost_cause if pilot is None else cancelled_pilot(pilot, session.member)
             return {"type": "lost", "reason": cause or "the runtime was told to end"}
         if session.stopped_at is not None:
             return {"type": "preempted", "code": session.exit_code, "iteration": session.stopped_at}
         short = {"out_of_memory": True} if session.out_of_memory and self._table.had_company(session) else {}
         return {"type": "exit", "code": session.exit_code, **short}
-
-    def _signal_cause(self, member: str) -> str:
-        """Return why a signal ended the runtime, for a member's user; "" if none did, or the runtime is not a job's."""
-        pilot = self._admission.pilot_job
-        return cancelled_pilot(pilot, member) if pilot is not None and self.ended_by_signal else ""
 
     def _listen(self, raw: socket.socket, session: ThreadSession) -> None:
         try:

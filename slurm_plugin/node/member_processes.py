@@ -33,7 +33,7 @@ class MemberProcesses:
         if self._due.due():
             self.found = self.search()
             self._due.done()
-        return frozenset(job for job, pids in self.found.items() if any(map(_exists, pids)))
+        return frozenset(job for job, pids in self.found.items() if any(Path(f"/proc/{pid}").exists() for pid in pids))
 
     def search(self) -> dict[str, frozenset[int]]:
         """Return what is `found` now."""
@@ -51,10 +51,6 @@ class MemberProcesses:
             if jobs.get(_parent(pid)) != job:
                 found.setdefault(job, set()).add(pid)
         return {job: frozenset(pids) for job, pids in found.items()}
-
-
-def _exists(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def _parent(pid: int) -> int:

@@ -1,6 +1,7 @@
 """The order of the network over several ranks: the connections, and what each rank grants."""
 
 import contextlib
+import os
 import random
 import re
 import secrets
@@ -35,6 +36,12 @@ from muri.launcher.runtime.server import Server
 from muri.launcher.sessions.setup import MemberSession
 
 KEY = b"k" * 64
+
+
+def sever(link: RankLink) -> None:
+    """End a connection, so that threads that receive see it; closing it alone would wake none."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(link._connection.fileno())) as raw:
+        raw.shutdown(socket.SHUT_RDWR)
 
 
 class Noting(Ranks):
@@ -87,7 +94,7 @@ class Group:
         self.ranks[0].end()
         for ranks in self.ranks:
             for link in list(ranks._links):
-                link.close()
+                sever(link)
 
 
 @pytest.fixture
@@ -206,7 +213,7 @@ def test_a_failure_is_told_to_all_other_ranks(group: Group) -> None:
 
 
 def test_a_lost_connection_is_the_end_on_both_sides(group: Group) -> None:
-    group.ranks[2]._links[0].close()
+    sever(group.ranks[2]._links[0])
     until(lambda: group.lost() >= {0, 2}, "the loss to be seen")
 
 
@@ -215,7 +222,7 @@ def test_an_orderly_end_is_no_loss(group: Group) -> None:
     until(lambda: [len(ranks.ends) for ranks in group.ranks] == [0, 1, 1], "the others to be told")
     for ranks in group.ranks:
         for link in ranks._links:
-            link.close()
+            sever(link)
     assert group.lost() == set()
 
 
@@ -379,7 +386,7 @@ def test_who_does_not_know_the_key_is_refused(listener) -> None:
     with pytest.raises(RankLinkError, match="could not reach rank 0"):
         connect(peer(place, key=b"w" * 64), 0.2)
     assert links == []
-    connect(peer(place), DEADLINE_S).close()
+    sever(connect(peer(place), DEADLINE_S))
     until(lambda: len(links) == 1, "the rank with the key")
 
 
@@ -406,7 +413,7 @@ def test_garbage_silence_and_slowness_do_not_keep_a_rank_out(listener, monkeypat
             strangers[-1].sendall(junk)
         over = threading.Event()
         sending = Asking(send_slowly, strangers[-60:], over, 10_000)
-        connect(peer(place), DEADLINE_S).close()
+        sever(connect(peer(place), DEADLINE_S))
         until(lambda: len(links) == 1, "the rank with the key")
         over.set()
         sending.result(DEADLINE_S)
@@ -432,7 +439,7 @@ def test_a_rank_connects_once(listener) -> None:
     for rank in (1, 2, 0):
         with pytest.raises(RankLinkError):
             connect(peer(place, rank), 0.2)
-    link.close()
+    sever(link)
     assert len(links) == 1
 
 
@@ -450,7 +457,7 @@ def test_a_rank_waits_for_rank_0_that_starts_later_but_not_for_ever() -> None:
 
     begin_s = clock()
     clock.start(start)
-    connect(peer(place), 20.0, clock).close()
+    sever(connect(peer(place), 20.0, clock))
     assert 12.34 <= clock() - begin_s < 12.34 + RETRY_S
     listeners[0].close()
 
