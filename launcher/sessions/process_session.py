@@ -33,7 +33,7 @@ from muri.launcher.job.stage_clock import (
 from muri.launcher.protocol import AttachRequest
 from muri.launcher.sessions.peer_process import PeerProcess
 from muri.launcher.sessions.setup import (
-    HUNG_GRACE_S,
+    CANCEL_GRACE_S,
     MemberSession,
     Roots,
     call_later,
@@ -43,7 +43,6 @@ from muri.launcher.sessions.setup import (
 
 logger = logging.getLogger("muri.launcher")
 
-CANCEL_GRACE_S: Final = 20.0
 LAST_WORDS_S: Final = 5.0
 """How long reading the last messages of an ended process may take."""
 
@@ -83,7 +82,6 @@ class ProcessSession(MemberSession):
         self._told_code: int | None = None
         self._given_up = False
         self._over = False
-        self._lock = threading.Lock()
         self._channels = Channels(self.member, arbiter, self._count, on_interval, self)
 
     def start(self, on_end: Callable[[MemberSession], None]) -> None:
@@ -133,15 +131,6 @@ class ProcessSession(MemberSession):
         for each in (self._process, *family):
             each.send(signal.SIGCONT)  # a stopped process acts on the signal once it is continued
         call_later(grace_s, self._kill, family)
-
-    def end_as_hung(self, cause: str) -> None:
-        """Say why on the script's standard error."""
-        if self.ended.is_set():
-            return
-        self.hung = True
-        self.tell(cause)
-        logger.warning("member %s: %s", self.member, cause)
-        self.end(signal.SIGTERM, HUNG_GRACE_S)
 
     def tell(self, text: str) -> None:
         """Write a line to the standard error of the script's process, as far as it can be seen."""
@@ -202,7 +191,7 @@ class ProcessSession(MemberSession):
 
     def _conclude(self, *, given_up: bool) -> None:
         """Free the turns at once, take what was told until now, and report the end; nothing the second time."""
-        with self._lock:
+        with self._verdict:
             if self._over:
                 return
             self._over = True

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import signal
 import struct
 import threading
 from abc import ABC, abstractmethod
@@ -35,6 +36,9 @@ member that was handed a resource does not wait for milliseconds behind a partne
 
 _SYSTEM_CALLS: Final = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
+
+CANCEL_GRACE_S: Final = 20.0
+"""After this time a process is killed; a thread is abandoned: it goes on, but gets no resource."""
 
 HUNG_EXIT_CODE: Final = 124
 """Exit code of a thread that was ended because it hung; timeout(1) uses the same."""
@@ -73,6 +77,7 @@ class MemberSession(ABC):
         self.client_pid = 0  # the member's process in its own job; 0 once it is gone, or if it cannot be seen
         self.request = request
         self._arbiter = arbiter
+        self._verdict = threading.Lock()  # held while its end is decided, never while the script waits
         self._spec = spec or MemberSpec(request.job_id)
 
     @property
@@ -90,12 +95,18 @@ class MemberSession(ABC):
         """Run the script, or watch it; `on_end` is called once, when it has ended."""
 
     @abstractmethod
-    def end(self, signum: int, grace_s: float = ...) -> None:
+    def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
         """End the script with a signal's default action, and insist on it after `grace_s` seconds."""
 
-    @abstractmethod
     def end_as_hung(self, cause: str) -> None:
         """End a script that hangs: the cause goes to its standard error."""
+        with self._verdict:
+            if self.ended.is_set():
+                return
+            self.hung = True
+        self.tell(cause)
+        logger.warning("member %s: %s", self.member, cause)
+        self.end(signal.SIGTERM, HUNG_GRACE_S)
 
     @abstractmethod
     def tell(self, text: str) -> None:

@@ -22,8 +22,8 @@ from muri.launcher.script.hooks import stages_wanted
 from muri.launcher.script.script_clock import set_clock_provider
 from muri.launcher.script.solo import install_stage_hooks
 from muri.launcher.sessions.setup import (
+    CANCEL_GRACE_S,
     HUNG_EXIT_CODE,
-    HUNG_GRACE_S,
     MemberSession,
     Roots,
     call_later,
@@ -70,9 +70,6 @@ HANDLER_GRACE_S: Final = 1.0
 INSIST_S: Final = 2.0
 """Seconds between two attempts to end a script by an exception."""
 
-CANCEL_GRACE_S: Final = 20.0
-"""After this time a script is abandoned: it keeps its thread but no resource."""
-
 _WITHOUT_EFFECT: Final = (signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG)
 
 
@@ -91,7 +88,6 @@ class ThreadSession(MemberSession):
         spec: MemberSpec | None = None,
     ) -> None:
         super().__init__(request, arbiter, spec)
-        self._verdict = threading.Lock()  # not held while the script waits for a resource, as the interrupt lock is
         self.told_to_end = False
         self._lost_whatever_code = False
         self._state = build_state(request, files, base_path)
@@ -107,7 +103,6 @@ class ThreadSession(MemberSession):
         self._ahead = LoaderAhead()
         self.clock.on_prefetch_depth = self._works_ahead
         self.clock.explicit = not stages_wanted(request.environment)
-        self._ending_class: type[BaseException] = KeyboardInterrupt
 
     def start(self, on_end: Callable[[MemberSession], None]) -> None:
         """Run the script; `on_end` is called once, when the exit code is known."""
@@ -144,14 +139,13 @@ class ThreadSession(MemberSession):
 
     def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
         """End the script with a signal's default action, and insist on it from another thread."""
-        self._ending_class = ending_of(signum)
-        threading.Thread(target=self._insist, args=(signum, grace_s), daemon=True).start()
+        threading.Thread(target=self._insist, args=(ending_of(signum), 128 + signum, grace_s), daemon=True).start()
 
     def leave(self, code: int) -> None:
         """End the script at once, for `os._exit` in any of its threads."""
         if self._interruption.in_own_thread:
             raise SessionExit(code)
-        threading.Thread(target=self._insist_on_leaving, args=(code,), daemon=True).start()
+        threading.Thread(target=self._insist, args=(exit_with(code), code), daemon=True).start()
         raise SystemExit  # ends this thread without a report
 
     def refuse(self, danger: str) -> None:
@@ -160,31 +154,14 @@ class ThreadSession(MemberSession):
             self.lost_cause = self.lost_cause or danger
         logger.warning("member %s: %s", self.member, danger)
         code = 128 + signal.SIGTERM
-        call_later(INSIST_S, self._insist_on_leaving, code)  # the script may catch what is raised here
+        call_later(INSIST_S, self._insist, exit_with(code), code)  # the script may catch what is raised here
         self.leave(code)
-
-    def _insist_on_leaving(self, code: int) -> None:
-        self._ending_class = exit_with(code)
-        self._insist(code - 128, CANCEL_GRACE_S)
-
-    def end_as_hung(self, cause: str) -> None:
-        """Say why on the script's standard error, and give it up if it doesn't end."""
-        with self._verdict:
-            if self.ended.is_set():
-                return
-            self.hung = True
-            self._write(cause)
-        logger.warning("member %s: %s", self.member, cause)
-        self.end(signal.SIGTERM, HUNG_GRACE_S)
 
     def tell(self, text: str) -> None:
         """Write a line to the script's standard error."""
         with self._verdict:
             if not self.ended.is_set():  # then its files are open
-                self._write(text)
-
-    def _write(self, text: str) -> None:
-        write_notice(os.dup(self._state.files[2]), text)
+                write_notice(os.dup(self._state.files[2]), text)
 
     def facts(self) -> Mapping[str, Any] | None:
         """Return the runtime's knowledge of its own thread; any danger would have ended the session."""
@@ -240,16 +217,16 @@ class ThreadSession(MemberSession):
                 os.dup2(null, file, inheritable=False)
         os.close(null)
 
-    def _insist(self, signum: int, grace_s: float) -> None:
-        waited_s = 0.0
+    def _insist(self, kind: type[BaseException], code: int, grace_s: float = CANCEL_GRACE_S) -> None:
+        waited_s, self._ending_class = 0.0, kind
         while not self.ended.is_set() and waited_s < grace_s:
-            self._interruption.throw(self._ending_class)
+            self._interruption.throw(self._ending_class)  # the latest: another signal may have come
             step_s = INSIST_S if waited_s else 0.2
             self.ended.wait(step_s)
             waited_s += step_s
         if not self.ended.is_set():
             logger.warning("member %s did not end within %g s and was given up", self.member, grace_s)
-            self._conclude(128 + signum)
+            self._conclude(code)
 
     def _run_due_handlers_beside(self) -> None:
         enter_session(self._state)
@@ -258,8 +235,7 @@ class ThreadSession(MemberSession):
                 self._interruption.run_due_handlers()
             except SystemExit as error:
                 code = exit_code(error, self._state)
-                self._ending_class = type("EndedByHandler", (SessionSignalError,), {"signum": code - 128})
-                self._insist(code - 128, CANCEL_GRACE_S)
+                self._insist(type("EndedByHandler", (SessionSignalError,), {"signum": code - 128}), code)
             except BaseException as error:  # as if raised in the script's own thread
                 self._interruption.throw(type(error))
         enter_session(None)

@@ -24,7 +24,7 @@ import click
 import psutil
 
 from muri.group_spec import GroupSpec, MemberSpec
-from muri.launcher.sessions.process_session import CANCEL_GRACE_S
+from muri.launcher.sessions.setup import CANCEL_GRACE_S
 from muri_lab.benchmarks.bars import Bar, finish, tell
 from muri_lab.benchmarks.interleaving_soak import Held, held
 from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError, as_member, start_runtime

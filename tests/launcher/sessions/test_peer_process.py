@@ -170,7 +170,7 @@ def watches(session: ProcessSession) -> bool:
 def test_what_hangs_is_told_why_and_ended_with_what_it_has_started_although_it_is_stopped(
     sleeper: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muri.launcher.sessions.process_session.HUNG_GRACE_S", 0.3)
+    monkeypatch.setattr("muri.launcher.sessions.setup.HUNG_GRACE_S", 0.3)
     child = child_of(sleeper)
     session, gate, ended = a_session(PeerProcess(sleeper.pid), FairArbiter())
     for pid in (sleeper.pid, child):
