@@ -178,11 +178,10 @@ class Watch:
 class ThreadState(threading.local):
     """What the hooks know of the calling thread."""
 
-    def __init__(self) -> None:
-        self.busy = False  # inside a hook of fetching or of a collective; hooks ignore calls within those
-        self.depth = 0  # calls that hold `propagate`, one inside another
-        self.yield_due_s = 0.0  # when a layer should offer to yield next, on `time.perf_counter`
-        self.watch: Watch | None = None
+    busy = False  # inside a hook of fetching or of a collective; hooks ignore calls within those
+    depth = 0  # calls that hold `propagate`, one inside another
+    yield_due_s = 0.0  # when a layer should offer to yield next, on `time.perf_counter`
+    watch: Watch | None = None
 
 
 thread: Final = ThreadState()

@@ -203,7 +203,13 @@ class Prefetcher(Generic[Batch]):
         """Return the next batch; raise StopIteration when none is left, or the loader's own error; then no more."""
         if self._thread is None:
             batch = _fetch_now(self._source)
-            self._start()
+            torch = sys.modules.get("torch")
+            modes = None if torch is None else (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+            work = functools.partial(contextvars.copy_context().run, self._work, modes)
+            # A daemon, because a script that ends does not wait for batches that it did not ask for.
+            self._thread = threading.Thread(target=work, name="prefetch", daemon=True)
+            atexit.register(self.close)
+            self._thread.start()
         else:
             batch = self._take()
         self._wanted.release()
@@ -223,15 +229,6 @@ class Prefetcher(Generic[Batch]):
         if free:
             self._reading.release()
         self._wanted.release()
-
-    def _start(self) -> None:
-        torch = sys.modules.get("torch")
-        modes = None if torch is None else (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
-        work = functools.partial(contextvars.copy_context().run, self._work, modes)
-        # A daemon, because a script that ends does not wait for batches that it did not ask for.
-        self._thread = threading.Thread(target=work, name="prefetch", daemon=True)
-        atexit.register(self.close)
-        self._thread.start()
 
     def _take(self) -> Batch:
         begin_s = self._clock.now()

@@ -74,7 +74,7 @@ class Trace:
         self.dropped = 0  # events lost because `flush` was not called or the file grew too large
         self._shared = shared
         self.pending: deque[tuple[Callable[..., list[str]], tuple[Any, ...]]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._written_bytes = 0
         self._epoch_offset_s = time.time() - time.perf_counter()
         self._pid = os.getpid()
@@ -98,12 +98,23 @@ class Trace:
     def flush(self) -> None:
         """Write what was noted since the last call."""
         with self._lock:
-            self._flush()
+            parts: list[str] = []
+            for _ in range(len(self.pending)):
+                form, event = self.pending.popleft()
+                parts += form(*event)
+            if self._file.closed:
+                self.dropped += len(parts)
+                return
+            if parts:
+                self._write("".join(parts))
+            if self._written_bytes > LARGEST_TRACE_BYTES and not self._file.closed:
+                self._end()
+                logger.warning("the trace %s ends here: it has reached %d MiB", self.path, self._written_bytes >> 20)
 
     def close(self) -> None:
         """Write the rest and close the file; later events are dropped."""
         with self._lock:
-            self._flush()
+            self.flush()
             if not self._file.closed:
                 self._end()
                 if self.dropped:
@@ -114,20 +125,6 @@ class Trace:
             self.pending.append((form, event))
         else:
             self.dropped += 1
-
-    def _flush(self) -> None:
-        parts: list[str] = []
-        for _ in range(len(self.pending)):
-            form, event = self.pending.popleft()
-            parts += form(*event)
-        if self._file.closed:
-            self.dropped += len(parts)
-            return
-        if parts:
-            self._write("".join(parts))
-        if self._written_bytes > LARGEST_TRACE_BYTES and not self._file.closed:
-            self._end()
-            logger.warning("the trace %s ends here: it has reached %d MiB", self.path, self._written_bytes >> 20)
 
     def _end(self) -> None:
         self._write("\n]\n")
