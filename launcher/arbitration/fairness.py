@@ -8,11 +8,9 @@ A member with the minimum speed p may wait for 1/p - 1 seconds in each second of
 it could wait right now and still have its minimum: progress / p - time gone by. Progress counts iterations times
 iteration time alone, so a member that is slowed down in another way than by waits uses its slack up, too.
 
-- Of the members that wait with a negative slack the one with the least, relatively furthest behind, goes first.
-- No member gets a resource for longer at a time than the slack of those that wait for it allows.
-- Nor for longer than the slack of those allows that are about to need it: a stage of half a second that cannot be
-interrupted would otherwise begin in each gap that a member with short stages leaves. The resource stays idle instead.
-It is not kept free from members below their own minimum, nor for one that does not come as it usually does.
+docs/interleaving.md has the rules. A resource is kept free because a stage of half a second that cannot be interrupted
+would otherwise begin in each gap that a member with short stages leaves. It is not kept free from members below their
+own minimum, nor for one that does not come as it usually does.
 """
 
 from collections import deque

@@ -42,7 +42,7 @@ PORT_VARIABLE: Final = "MURI_GROUP_PORT"
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """What one runtime is to do; see `_parser` for the meaning of the fields."""
+    """What one runtime is to do; see `read_options` for the meaning of the fields."""
 
     group: GroupSpec
     run_dir: Path
@@ -63,7 +63,8 @@ def _path(text: str) -> Path:
     return Path(text).resolve()
 
 
-def _parser() -> argparse.ArgumentParser:
+def read_options(words: Sequence[str], environment: Mapping[str, str]) -> RuntimeOptions:
+    """Return the options in a command line, and in variables with the group's key and Slurm's facts."""
     parser = _Parser(
         prog="python -m muri.launcher.runtime.main",
         description="Serve the members of one group in one process, until SIGTERM.",
@@ -77,12 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--preload", default="torch", help="Modules to import ahead, comma-separated (default: %(default)s).")
     add("--world-size", type=int, default=1, help="Runtimes of the group, one per GPU; srun numbers them.")
     add("--grace-s", type=float, default=10.0, help="Seconds that scripts get to end at SIGTERM (%(default)s).")
-    return parser
-
-
-def read_options(words: Sequence[str], environment: Mapping[str, str]) -> RuntimeOptions:
-    """Return the options in a command line, and in variables with the group's key and Slurm's facts."""
-    values = vars(_parser().parse_args(words))
+    values = vars(parser.parse_args(words))
     group = read_group(values.pop("group"))
     place = parse_place(values.pop("world_size"), environment)
     for name in (KEY_VARIABLE, PORT_VARIABLE):  # members' scripts have no use for them

@@ -5,7 +5,6 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
@@ -38,17 +37,6 @@ Run = tuple[str, str]
 """A member and its session's key, which is the same on all ranks."""
 
 
-@dataclass(slots=True)
-class _Report:
-    spent_percent: int
-    must_work: bool
-    rounds: int = 0
-
-    @property
-    def idle(self) -> bool:
-        return self.spent_percent >= 100 and self.rounds <= MOST_ROUNDS
-
-
 class IdleReports:
     """Rank 0's collection of the ranks' reports on members that may hang; safe to use from several threads.
 
@@ -59,12 +47,15 @@ class IdleReports:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reports: dict[Run, dict[int, _Report]] = {}
+        self._round = 0
+        # By rank the last round in which the session counts as idle, and whether it must work
+        self._reports: dict[Run, dict[int, tuple[int, bool]]] = {}
 
     def add(self, rank: int, run: Run, spent_percent: int, *, must_work: bool) -> None:
         """Take a rank's report of a session: for how much of its timeout it was idle, and whether it must not be."""
         with self._lock:
-            self._reports.setdefault(run, {})[rank] = _Report(spent_percent, must_work)
+            until = self._round + MOST_ROUNDS if spent_percent >= 100 else -1
+            self._reports.setdefault(run, {})[rank] = until, must_work
 
     def left(self, rank: int, run: Run) -> None:
         """Note that a session has ended on a rank."""
@@ -80,13 +71,12 @@ class IdleReports:
             hung = [
                 run
                 for run, reports in self._reports.items()
-                if all(report.idle for report in reports.values()) and any(r.must_work for r in reports.values())
+                if all(self._round <= until for until, _ in reports.values())
+                and any(must for _, must in reports.values())
             ]
             for run in hung:
                 del self._reports[run]
-            for reports in self._reports.values():
-                for report in reports.values():
-                    report.rounds += 1
+            self._round += 1
         return hung
 
 
