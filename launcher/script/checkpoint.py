@@ -100,15 +100,14 @@ class BoundaryCheckpointer:
         self._ranks = ranks
         self._now = now
         self._before_clock = clock.iterations
-        self._first = 0
-        self._own_iterations = 0
+        self._uncounted = 0  # iterations that the clock has not seen: of earlier runs, and of a loop without stages
         self._saved_iteration = 0
         self._saved_s = self._not_before_s = now()
 
     @property
     def iteration(self) -> int:
         """Iterations done, those of earlier runs included."""
-        return self._first + self._own_iterations + self._clock.iterations - self._before_clock
+        return self._uncounted + self._clock.iterations - self._before_clock
 
     def ask_stop(self) -> None:
         """Save and end the script at its next iteration boundary. Safe in a signal handler."""
@@ -128,7 +127,7 @@ class BoundaryCheckpointer:
                 f"Nothing was deleted; mend the load function, or move {path.parent} away to start anew"
             ) from error
         self.position.resume_at(facts["position"])
-        self._first += iteration
+        self._uncounted += iteration
         self._saved_iteration = iteration
         _say(f"resumed at iteration {iteration} from {path}")
         return Resumed(resumed=True, iteration=iteration, epoch=self.position.epoch, path=path)
@@ -154,7 +153,7 @@ class BoundaryCheckpointer:
         """
         if self._clock.iterations != self._before_clock:
             return False
-        self._own_iterations += 1
+        self._uncounted += 1
         return self._saved_to_stop(None)
 
     def _saved_to_stop(self, iteration_s: float | None) -> bool:

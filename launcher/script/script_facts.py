@@ -65,14 +65,13 @@ class GradientSize:
     """Listens to the first steps of all optimizers of the process, from PyTorch's import on."""
 
     def __init__(self) -> None:
-        self._bytes: dict[int, int] = {}
-        self._steps: dict[int, int] = {}
+        self._bytes: dict[int, list[int]] = {}  # of each optimizer, at its first steps
         after_import("torch", self._listen)
 
     @property
     def mib(self) -> float | None:
         """Size of all gradients of an iteration; None when no optimizer stepped."""
-        return sum(self._bytes.values()) / MIB if self._bytes else None
+        return sum(max(sizes, default=0) for sizes in self._bytes.values()) / MIB if self._bytes else None
 
     def _listen(self, _torch: ModuleType) -> None:
         try:
@@ -83,14 +82,12 @@ class GradientSize:
             print(f"muri: the size of the gradients is not measured: {error}", file=sys.stderr)
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        key = id(optimizer)
-        steps = self._steps[key] = self._steps.get(key, 0) + 1
-        if steps > STEPS:
+        sizes = self._bytes.setdefault(id(optimizer), [])
+        if len(sizes) == STEPS:
             return
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        size = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
-        self._bytes[key] = max(size, self._bytes.get(key, 0))
+        sizes.append(sum(gradient.numel() * gradient.element_size() for gradient in gradients))
 
 
 class OperatorTrace:
