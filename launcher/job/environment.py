@@ -62,17 +62,13 @@ def missing_variables(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     job, step = (int(environment.get(name, "0") or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     port = FIRST_PORT + (job * 37 + step % 1000) % PORTS
-    wanted = {"MASTER_ADDR": _first_node(environment), "MASTER_PORT": str(port)}
+    nodes, first = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST"), "127.0.0.1"
+    if nodes:
+        from ClusterShell.NodeSet import NodeSet  # slow to import, and rarely needed
+
+        first = str(NodeSet(nodes)[0])
+    wanted = {"MASTER_ADDR": first, "MASTER_PORT": str(port)}
     return {name: value for name, value in wanted.items() if name not in environment}
-
-
-def _first_node(environment: Mapping[str, str]) -> str:
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
-    if not nodes:
-        return "127.0.0.1"
-    from ClusterShell.NodeSet import NodeSet  # slow to import, and rarely needed
-
-    return str(NodeSet(nodes)[0])
 
 
 def seconds_of(environment: Mapping[str, str], name: str, default_s: float | None = None) -> float:
