@@ -168,14 +168,6 @@ class _Lane:
         self.since_s = self.left_s = self.waited_s = 0.0
 
 
-class _Gap:
-    """Time in which the owner is in no stage: since when, its CPU time by then, and the stage that it left."""
-
-    since_s = 0.0
-    cpu_s: float | None = None
-    after: int | None = None
-
-
 class _ThreadPart(threading.local):
     """A thread other than the owner: its lane while its stages are gated, else its stages, each with its start."""
 
@@ -222,7 +214,9 @@ class StageClock:
         self._on_interval = on_interval
         self.now = now
         self._cpu_now = cpu_now
-        self._gap = _Gap()
+        self._gap_since_s = 0.0  # since when the owner is in no stage
+        self._gap_cpu_s: float | None = None  # its CPU time by then
+        self._gap_after: int | None = None  # the stage that it left
         self._owner: int | None = None
         self._own = _Lane()
         self._thread = _ThreadPart()
@@ -412,7 +406,7 @@ class StageClock:
         ident = threading.get_ident()
         if self._owner != ident:
             self._owner = ident
-            self._gap.cpu_s = None  # that of another thread says nothing
+            self._gap_cpu_s = None  # that of another thread says nothing
         if not self._by_batches:
             self._by_batches = True
             self._iteration_start_s = None
@@ -431,7 +425,7 @@ class StageClock:
         now_s = self.now()
         if not self._own.stack:
             self._end_gap(now_s)
-            self._begin_gap(now_s, after=self._gap.after)
+            self._begin_gap(now_s, after=self._gap_after)
         if not self.gpu.counts_host_time:
             times = self.gpu.iteration_ended()
             self._note_wait(self._own, PROPAGATE, times.wait_s)
@@ -490,29 +484,28 @@ class StageClock:
         now_s = self._iteration_start_s = self.now()
         self._ledger.begin_iteration(now_s)
         if not self._own.stack:
-            self._begin_gap(now_s, after=self._gap.after)
+            self._begin_gap(now_s, after=self._gap_after)
         self._iteration_wait_s = [0.0] * STAGE_COUNT
 
     def _begin_gap(self, now_s: float, after: int | None = None) -> None:
-        self._gap.since_s, self._gap.after = now_s, after
-        self._gap.cpu_s = self._cpu_now() if self.explains_gaps else None
+        self._gap_since_s, self._gap_after = now_s, after
+        self._gap_cpu_s = self._cpu_now() if self.explains_gaps else None
 
     def _end_gap(self, now_s: float, joined: int | None = None) -> None:
         """End the time in which the owner was in no stage; it is `joined`'s, or what was computed is `preprocess`."""
-        gap, claims = self._gap, [0.0] * STAGE_COUNT
-        length_s = now_s - gap.since_s
+        claims, length_s = [0.0] * STAGE_COUNT, now_s - self._gap_since_s
         if length_s > 0 and self.gpu.counts_host_time:
-            if joined is not None and joined == gap.after:
+            if joined is not None and joined == self._gap_after:
                 claims[joined] = 1.0
-            elif gap.cpu_s is not None and self.explains_gaps:
-                claims[PREPROCESS] = min(1.0, max(0.0, (self._cpu_now() - gap.cpu_s) / length_s))
+            elif self._gap_cpu_s is not None and self.explains_gaps:
+                claims[PREPROCESS] = min(1.0, max(0.0, (self._cpu_now() - self._gap_cpu_s) / length_s))
         self._claim(now_s, claims)
 
     def _claim(self, now_s: float, claims: Sequence[float]) -> None:
         self._ledger.end_gap(now_s, claims)
         if self.on_hold is None:
             return
-        at_s, length_s = self._gap.since_s, now_s - self._gap.since_s
+        at_s, length_s = self._gap_since_s, now_s - self._gap_since_s
         for stage, claim in enumerate(claims):
             if claim > 0 and length_s > 0:
                 self.on_hold(stage, at_s, at_s + claim * length_s, 1.0, True)
