@@ -64,27 +64,12 @@ class MainProxy(ModuleType):
 
 
 class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in the stubs only
-    """`os.environ` with the session's content; it never touches the process's C environment."""
+    """`os.environ` with the session's content."""
 
     @property
     def _data(self) -> Any:
         session = current_session()
         return self.__dict__["_data"] if session is None else session.environment
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if current_session() is None:
-            super().__setitem__(key, value)
-        else:
-            self._data[self.encodekey(key)] = self.encodevalue(value)
-
-    def __delitem__(self, key: Any) -> None:
-        if current_session() is None:
-            super().__delitem__(key)
-            return
-        try:
-            del self._data[self.encodekey(key)]
-        except KeyError:
-            raise KeyError(key) from None
 
 
 def install_interpreter() -> None:
@@ -95,6 +80,9 @@ def install_interpreter() -> None:
     sys.modules["__main__"] = main
     for environment in (os.environ, os.environb):
         environment.__class__ = SessionEnviron
+    # `os.environ` calls them, too: the environment of C code is the process's.
+    os.putenv = in_session(os.putenv)(lambda _session, _name, _value, /: None)
+    os.unsetenv = in_session(os.unsetenv)(lambda _session, _name, /: None)
 
 
 _values: Final[PerSession[dict[str, Any]]] = PerSession(dict)
