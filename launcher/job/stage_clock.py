@@ -40,9 +40,6 @@ class GpuTimes:
     wait_s: float = 0.0
 
 
-_NO_TIMES = GpuTimes()
-
-
 class HostPace:
     """The thread waits for the GPU before it passes it on: for scripts alone, and without streams.
 
@@ -69,7 +66,7 @@ class HostPace:
 
     def iteration_ended(self) -> GpuTimes:
         """Return the times that have become known since the last call."""
-        return _NO_TIMES
+        return GpuTimes()
 
 
 class TurnsPace(HostPace):
@@ -89,14 +86,10 @@ class TurnsPace(HostPace):
 
 
 class FreePace(HostPace):
-    """No wait for the GPU: for scripts that are alone and not measured."""
+    """No wait for the GPU: for scripts that are alone, whose clocks ask nothing at yield points, and not measured."""
 
     def given(self) -> None:
         """No member waits for it."""
-
-    def at_yield_point(self) -> bool:
-        """No member waits for it."""
-        return False
 
 
 def wait_for_gpu() -> None:
