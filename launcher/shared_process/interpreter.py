@@ -46,7 +46,7 @@ class MainProxy(ModuleType):
         session = current_session()
         if session is None:
             return super().__getattribute__(name)
-        return session.main.__dict__ if name == "__dict__" else getattr(session.main, name)
+        return getattr(session.main, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         session = current_session()

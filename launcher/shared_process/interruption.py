@@ -190,29 +190,19 @@ class SessionGate(Gate):
 
 
 class SessionSignalError(SystemExit):
-    """A signal ends the script; the exit code is that of the shell, 128 + signal."""
-
-    signum = 0
-
-    def __init__(self) -> None:
-        super().__init__(128 + self.signum)
+    """A signal ends the script."""
 
 
 def ending_of(signum: int) -> type[BaseException]:
     """Raised in the script by a signal without a handler."""
     if signum == signal.SIGINT:
         return KeyboardInterrupt
-    return type(f"Ended_{signal.Signals(signum).name}", (SessionSignalError,), {"signum": signum})
+    return type(f"Ended_{signal.Signals(signum).name}", (SessionSignalError,), {"code": 128 + signum})  # as of a shell
 
 
-def exit_with(code: int) -> type[SystemExit]:
+def exit_with(code: int) -> type[BaseException]:
     """What ends a script at once from another thread: raised without arguments."""
-
-    class Left(SessionExit):
-        def __init__(self) -> None:
-            super().__init__(code)
-
-    return Left
+    return type("Left", (SessionExit,), {"code": code})
 
 
 def clear_main_module(main: ModuleType) -> None:

@@ -235,7 +235,7 @@ class ThreadSession(MemberSession):
                 self._interruption.run_due_handlers()
             except SystemExit as error:
                 code = exit_code(error, self._state)
-                self._insist(type("EndedByHandler", (SessionSignalError,), {"signum": code - 128}), code)
+                self._insist(type("EndedByHandler", (SessionSignalError,), {"code": code}), code)
             except BaseException as error:  # as if raised in the script's own thread
                 self._interruption.throw(type(error))
         enter_session(None)

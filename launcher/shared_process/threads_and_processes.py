@@ -41,8 +41,8 @@ _UMASK_ARGUMENT: Final = 20
 """Arguments of `_posixsubprocess.fork_exec` for the things that a child inherits."""
 
 _at_start: Final[list[Callable[[SessionState], None]]] = []
-_first: PerSession[list[threading.Thread]] = PerSession(list)
-"""A session's first thread, which is the main one to its script."""
+_first: PerSession[threading.Thread] = PerSession(threading.main_thread)
+"""A session's first thread, which is the main one to its script; the process's to threads that outlive the session."""
 
 _at_session_start: Final[list[Callable[[SessionState], None]]] = []
 
@@ -60,7 +60,7 @@ def at_session_start(function: Callable[[SessionState], None]) -> None:
 def begin_session(session: SessionState) -> None:
     """Make the calling thread the session's first one."""
     enter_session(session)
-    _first.put(session, [threading.current_thread()])
+    _first.put(session, threading.current_thread())
     threading.current_thread().name = "MainThread"
     for function in (*_at_session_start, *_at_start):
         function(session)
@@ -79,12 +79,7 @@ _executors: PerSession["weakref.WeakSet[ThreadPoolExecutor]"] = PerSession(weakr
 
 def install_threads() -> None:
     """Let threads inherit the session of the thread that starts them, and give each session a main thread."""
-    start, plain_main_thread, make = threading.Thread.start, threading.main_thread, ThreadPoolExecutor.__init__
-
-    @in_session(plain_main_thread, in_children=False)
-    def main_thread(session: SessionState) -> threading.Thread:
-        first = _first.of(session)  # empty for threads that outlive their session
-        return first[0] if first else plain_main_thread()
+    start, make = threading.Thread.start, ThreadPoolExecutor.__init__
 
     def start_in_session(thread: threading.Thread) -> None:
         session = current_session()
@@ -100,7 +95,7 @@ def install_threads() -> None:
             _executors.of(session).add(own)
 
     threading.Thread.start = start_in_session  # type: ignore[method-assign, assignment]
-    threading.main_thread = main_thread
+    threading.main_thread = in_session(threading.main_thread, in_children=False)(_first.of)
     ThreadPoolExecutor.__init__ = make_executor  # type: ignore[method-assign, assignment]
 
 
