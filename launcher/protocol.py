@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,8 +74,7 @@ class AttachRequest:
 
     def to_frame(self) -> Frame:
         """Return the frame that carries the request."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return values | {"type": "attach", "environment": dict(self.environment)}
+        return asdict(self) | {"type": "attach"}
 
     @classmethod
     def from_frame(cls, frame: Frame) -> "AttachRequest":

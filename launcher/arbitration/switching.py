@@ -388,14 +388,10 @@ class SwitchingArbiter(WrappingArbiter):
         self._holders: list[list[_Seat]] = [[] for _ in range(STAGE_COUNT)]
         self._in_threads: set[str] = set()
         self._measured: set[str] = set()
-        self._history: deque[dict[str, object]] = deque(maxlen=HISTORY_LENGTH)
+        # The latest changes of the discipline, oldest first, as the status file shows them
+        self.history: deque[dict[str, object]] = deque(maxlen=HISTORY_LENGTH)
         self._note_change(Decision(self.discipline, "the group starts with it"))
         self._show_turns()
-
-    @property
-    def history(self) -> list[dict[str, object]]:
-        """The latest changes of the discipline, oldest first, as the status file shows them."""
-        return list(self._history)
 
     def _show_turns(self) -> None:
         self.waiting_hint[TURNS_INDEX] = TURNS if self._inner.takes_turns else NO_TURNS
@@ -577,7 +573,7 @@ class SwitchingArbiter(WrappingArbiter):
             self._finish_switch()
 
     def _note_change(self, decision: Decision) -> None:
-        self._history.append({"at_s": time.time(), "discipline": decision.discipline, "reason": decision.reason})
+        self.history.append({"at_s": time.time(), "discipline": decision.discipline, "reason": decision.reason})
 
     def _finish_switch(self) -> None:
         """Begin the new discipline, if one is due and no token of the old one is out."""

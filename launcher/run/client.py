@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -20,6 +19,7 @@ from muri.files import RendezvousError, default_run_dir, verify_run_dir
 from muri.launcher import protocol
 from muri.launcher.job.environment import ATTACH_TIMEOUT_VARIABLE, run_of, seconds_of, task_of
 from muri.launcher.job.scheduler import Membership
+from muri.launcher.process_gate import gate_variables
 from muri.launcher.script.checkpoint import conclude
 
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -90,21 +90,12 @@ def await_earlier_run(environment: Mapping[str, str], job_id: str) -> None:
                 protocol.receive(connection)
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """What lets this process take turns with the other members of its group."""
-
-    variables: Mapping[str, str]  # the script's, besides the job's own
-    files: tuple[int, int]  # the gate's socket and the shared page
-    traced: bool  # whether the runtime wants to hear of every stage
-
-
-def attach(connection: socket.socket, request: protocol.AttachRequest) -> int | Gate:
+def attach(connection: socket.socket, request: protocol.AttachRequest) -> int | dict[str, str]:
     """Attach to the runtime.
 
     Returns:
         The exit code of a script that has run there, as a thread, and has got this process's signals; for one that is
-        to run here, its gate.
+        to run here, the variables that it has besides the job's own, which tell it of its gate.
 
     Raises:
         RuntimeLostError: The runtime refused or died before the script ended.
@@ -118,18 +109,18 @@ def attach(connection: socket.socket, request: protocol.AttachRequest) -> int | 
                 answer = _await_answer(connection)
         except (OSError, protocol.ProtocolError) as error:
             raise RuntimeLostError(f"the connection to the group's runtime broke: {error}") from error
-    if isinstance(answer, Gate):
+    if not isinstance(answer, int):
         for number in came:  # they were meant for the script
             os.kill(os.getpid(), number)
     return answer
 
 
-def _await_answer(connection: socket.socket) -> int | Gate:
+def _await_answer(connection: socket.socket) -> int | dict[str, str]:
     while (answer := protocol.receive_with_files(connection, 2, maybe_none=True)) is not None:
         frame, files = answer
         kind, reason = frame["type"], str(frame.get("reason", "no reason given"))
         if kind == protocol.HOME and files:
-            return Gate(dict(frame.get("environment", {})), (files[0], files[1]), bool(frame.get("traced")))
+            return {**frame.get("environment", {}), **gate_variables(*files, traced=bool(frame.get("traced")))}
         if kind == "exit" and frame.get("out_of_memory"):
             raise OutOfMemoryBesideOthersError(int(frame["code"]))
         if kind == "preempted":

@@ -25,7 +25,7 @@ from muri.files import PRIVATE_FILE, atomic_json
 from muri.launcher.job.environment import DURATIONS_S, missing_variables, run_of, seconds_of, task_of, wait_for_end
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.job.script import NAMELESS
-from muri.launcher.process_gate import gate_variables, is_gated
+from muri.launcher.process_gate import is_gated
 from muri.launcher.protocol import ISOLATION_VARIABLE, PILOT_VARIABLE, AttachRequest
 from muri.launcher.run.client import (
     NoMemberError,
@@ -196,8 +196,7 @@ def _attach(
         return None
     if isinstance(answer, int):
         return answer
-    os.environ.update(answer.variables)
-    os.environ.update(gate_variables(*answer.files, traced=answer.traced))
+    os.environ.update(answer)
     return None
 
 

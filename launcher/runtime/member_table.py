@@ -433,7 +433,7 @@ def group_status(arbiter: Arbiter, members: Mapping[str, Mapping[str, object]]) 
     return {
         "updated": utc_now(),
         "discipline": arbiter.discipline,
-        "disciplines": arbiter.history if isinstance(arbiter, SwitchingArbiter) else [],
+        "disciplines": list(arbiter.history) if isinstance(arbiter, SwitchingArbiter) else [],
         "total_speed": sum(speeds) if speeds else None,
         "resources": {
             resource: {"holder": holder, "busy": round(share, 4)}

@@ -77,11 +77,7 @@ class Server:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def start(self) -> None:
-        """Publish the name and accept members in the background.
-
-        Raises:
-            RendezvousError: The directory cannot be used, or another runtime serves the pilot job.
-        """
+        """Publish the name, and accept members; a RendezvousError if another runtime serves the pilot job."""
         protocol.require_short(self._path)
         make_run_dir(self._run_dir)
         protocol.remove_stale_sockets(self._run_dir)
