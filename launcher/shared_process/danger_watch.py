@@ -113,7 +113,8 @@ class DangerWatch:
 
     def _watch_torch(self, torch: ModuleType) -> None:
         _call_first(torch, "compile", lambda: self._noted.add("compile"))
-        _call_first(torch, "set_default_tensor_type", lambda: self._noted.add("settings"))
+        for name in ("set_default_dtype", "set_default_tensor_type"):
+            _call_first(torch, name, lambda: self._noted.add("settings"))
 
     def watch_lock(self) -> None:
         """Begin to look at the interpreter's lock: the script's first iteration is over."""

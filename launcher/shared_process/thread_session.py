@@ -375,7 +375,6 @@ class Threads:
         random_generators.install_python_random()
         after_import("numpy.random", random_generators.patch_numpy)
         after_import("torch", random_generators.patch_torch)
-        after_import("torch", torch_settings.patch_default_dtype)
         after_import("torch", torch_settings.patch_thread_counts)
         after_import("torch", torch_settings.patch_flags)
         after_import("torch", threads_and_processes.patch_autograd)

@@ -237,6 +237,7 @@ PROCESS_WIDE_PACKAGES: Final = frozenset({"accelerate", "transformers"})
 
 _FUNCTIONS: Final = (
     ("torch", "compile", "torch.compile"),
+    ("torch", "set_default_dtype", "torch.set_default_dtype"),
     ("torch", "set_default_tensor_type", "torch.set_default_tensor_type"),
     ("torch.distributed.distributed_c10d", "init_process_group", "torch.distributed"),
     ("torch.distributed", "init_process_group", "torch.distributed"),

@@ -1,8 +1,4 @@
-"""PyTorch's settings per session: default dtype, switches in C++, number of threads within an operation.
-
-C++ keeps one default dtype per process, which stays float32. A session that sets another gets a mode in each of its
-threads that adds the dtype to the functions that make tensors. The mode does not reach the legacy constructors
-(`torch.Tensor(3, 4)`), results of integer division and similar, threads that ran before, code in C++.
+"""PyTorch's settings per session: switches in C++, number of threads within an operation.
 
 The switches (deterministic mode, cuDNN, matmul precision, anomalies) steer work on the GPU, some also on the CPU, so a
 session's values take effect when it gains the resource `propagate`. Work outside of that stage runs with the values of
@@ -22,17 +18,6 @@ from typing import Any, Final
 from muri.launcher.shared_process.state import PerSession, SessionState, StandIn, current_session, in_session, own_or
 from muri.launcher.shared_process.threads_and_processes import at_thread_start
 
-_ALWAYS_DEFAULT: Final = (
-    *("zeros", "ones", "empty", "rand", "randn", "eye", "linspace", "logspace", "empty_strided", "empty_permuted"),
-    *("normal", "hann_window", "hamming_window", "bartlett_window", "blackman_window", "kaiser_window"),
-)
-"""Functions that return the default dtype if none is given."""
-
-_FROM_VALUES: Final = ("tensor", "as_tensor", "asarray", "full", "arange", "range", "scalar_tensor")
-"""Functions that return the default dtype for Python's floats."""
-
-_COMPLEX: Final = {"float64": "complex128", "float32": "complex64", "float16": "complex32", "bfloat16": "complex64"}
-
 _BY_NAME: Final = (
     ("_get_cudnn_enabled", "_set_cudnn_enabled"),
     ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
@@ -49,63 +34,6 @@ _BY_NAME: Final = (
 """Getters and setters in torch._C; those that a PyTorch lacks are left out."""
 
 _chosen: PerSession[dict[str, Any]] = PerSession(dict)
-
-
-def _make_mode(torch: Any) -> type:
-    base: type = torch.overrides.TorchFunctionMode
-    always = {getattr(torch, name) for name in _ALWAYS_DEFAULT if hasattr(torch, name)}
-    from_values = {getattr(torch, name) for name in _FROM_VALUES if hasattr(torch, name)}
-
-    def handle(_self: Any, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        session = current_session()
-        dtype = None if session is None else _chosen.of(session).get("dtype")
-        if dtype is None or kwargs.get("dtype") is not None:
-            return func(*args, **kwargs)
-        if func in always and not any(isinstance(argument, torch.Tensor) for argument in args):
-            return func(*args, **{**kwargs, "dtype": dtype})
-        result = func(*args, **kwargs)
-        if func not in from_values or (args and hasattr(args[0], "dtype")) or kwargs.get("out") is not None:
-            return result
-        if result.dtype == torch.float32:
-            return func(*args, **{**kwargs, "dtype": dtype})
-        if result.dtype == torch.complex64:
-            return func(*args, **{**kwargs, "dtype": getattr(torch, _COMPLEX[str(dtype).rpartition(".")[2]])})
-        return result
-
-    return type("DefaultDtypeMode", (base,), {"__torch_function__": handle})
-
-
-def patch_default_dtype(torch: Any) -> None:
-    """Give each session a default dtype."""
-    overrides, own_mode, plain_get = torch.overrides, _make_mode(torch), torch.get_default_dtype
-
-    def enter(session: SessionState) -> None:
-        """Put the mode under the calling thread's other modes, once."""
-        modes = overrides._get_current_function_mode_stack()
-        if "dtype" not in _chosen.of(session) or any(isinstance(mode, own_mode) for mode in modes):
-            return
-        popped = []
-        # PyTorch's mode for the default device expects to be the lowest.
-        while modes and type(modes[-1]).__name__ != "DeviceContext":
-            popped.append(overrides._pop_mode())
-            modes = modes[:-1]
-        overrides._push_mode(own_mode())
-        for mode in reversed(popped):
-            overrides._push_mode(mode)
-
-    @in_session(torch.set_default_dtype)
-    def set_default_dtype(session: SessionState, d: Any, /) -> None:
-        if not isinstance(d, torch.dtype):
-            raise TypeError("invalid dtype object: only floating-point types are supported as the default type")
-        if str(d).rpartition(".")[2] not in _COMPLEX:
-            raise TypeError(f"only floating-point types are supported as the default type, but got {d}")
-        _chosen.of(session)["dtype"] = d
-        enter(session)
-
-    torch.set_default_dtype = set_default_dtype
-    torch.get_default_dtype = in_session(plain_get)(lambda own: _chosen.of(own).get("dtype", plain_get()))
-    at_thread_start(enter)
 
 
 def forget_session(session: SessionState) -> None:

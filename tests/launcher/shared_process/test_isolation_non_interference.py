@@ -21,7 +21,7 @@ TRAIN = """
     parser.add_argument("--recurrent", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    torch.set_default_dtype(getattr(torch, options.dtype))
+    dtype = getattr(torch, options.dtype)
     random.seed(options.seed); np.random.seed(options.seed); torch.manual_seed(options.seed)
 
     class Samples(torch.utils.data.Dataset):
@@ -29,7 +29,7 @@ TRAIN = """
             return 48
         def __getitem__(self, index):
             noise = np.random.rand(6).astype(np.float64) + random.random() + torch.rand(1).item()
-            return torch.full((6,), index / 48) + torch.from_numpy(noise).to(torch.get_default_dtype())
+            return torch.full((6,), index / 48, dtype=dtype) + torch.from_numpy(noise).to(dtype)
 
     class Recurrent(nn.Module):
         def __init__(self):
@@ -40,6 +40,7 @@ TRAIN = """
 
     model = Recurrent() if options.recurrent else nn.Sequential(
         nn.Linear(6, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 1))
+    model.to(dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = torch.utils.data.DataLoader(Samples(), batch_size=6, shuffle=True)
     for epoch in range(3):
@@ -49,7 +50,7 @@ TRAIN = """
                 loss = ((model(batch) - batch.mean(dim=1, keepdim=True)) ** 2).mean()
                 optimizer.zero_grad(); loss.backward(); optimizer.step()
             print(loss.dtype, loss.item().hex(), random.random(), np.random.randint(1000), flush=True)
-    print("end", torch.rand(2).tolist(), torch.get_default_dtype())
+    print("end", torch.rand(2, dtype=dtype).tolist(), dtype)
 """
 
 MEMBERS = {
