@@ -35,8 +35,8 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def sleeper() -> Iterator["subprocess.Popen[str]"]:
-    """A process with an odd name and a child that ignores SIGTERM, after it has told the child's number."""
-    words = r"printf '(odd\377) S' >/proc/$$/comm; trap '' TERM; sleep 1000 & echo $!; trap - TERM; wait"
+    """A process with an odd name, which SIGTERM ends, and a child that ignores it; it tells the child's number."""
+    words = r"printf '(odd\377) S' >/proc/$$/comm; trap '' TERM; sleep 1000 & trap - TERM; echo $!; wait"
     with subprocess.Popen(["sh", "-c", words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
