@@ -23,10 +23,11 @@ same output without times, dates, process ids and ports. Each run uses one threa
 {counts}
 
 In groups with isolation process each script runs where it runs alone: its `muri run` gets a gate from the group's
-runtime and becomes the script, which takes turns with the others. With isolation thread it runs as a thread of the
-runtime's own process ([shared process](shared-process.md)). Each script runs beside others, drawn at random
-(seed {seed}), in {rounds} group(s) of two to four. Scripts that are here with and without gradient accumulation
-(Hugging Face Trainer, accelerate, nanoGPT, timm) also run beside their twin.
+runtime and becomes the script, which takes turns with the others. What `torchrun` and `accelerate launch` start takes
+no turns ([scripts](scripts.md)). With isolation thread a script runs as a thread of the runtime's own process
+([shared process](shared-process.md)). Each script runs beside others, drawn at random (seed {seed}), in {rounds}
+group(s) of two to four. Scripts that are here with and without gradient accumulation (Hugging Face Trainer, accelerate,
+nanoGPT, timm) also run beside their twin.
 
 ## Scripts
 
