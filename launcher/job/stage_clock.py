@@ -41,13 +41,16 @@ class GpuTimes:
 
 
 class HostPace:
-    """The thread waits for the GPU before it passes it on: for scripts alone, and without streams.
+    """The thread waits for the GPU before it passes it on: always, or only while members take `turns`.
 
     The clock calls it around the stage `propagate`, never while the arbiter's state changes.
     """
 
     counts_host_time = True  # else `iteration_ended` tells how long the GPU was busy
     gpu_mem_peak_gib: float | None = None  # most that the member was seen to use, None where it is not measured
+
+    def __init__(self, turns: Gate | None = None) -> None:
+        self._turns = turns
 
     def before(self) -> None:
         """The GPU is about to be asked for; nothing is held."""
@@ -56,40 +59,20 @@ class HostPace:
         """The GPU was granted."""
 
     def given(self) -> None:
-        """The GPU is about to be passed on: wait for it."""
-        wait_for_gpu()
+        """The GPU is about to be passed on."""
+        if self._turns is None or self._turns.takes_turns:
+            wait_for_gpu()
 
     def at_yield_point(self) -> bool:
         """Return whether the GPU may be passed on within a stage; if so, `taken` follows."""
+        if self._turns is not None and not self._turns.takes_turns:
+            return False
         wait_for_gpu()
         return True
 
     def iteration_ended(self) -> GpuTimes:
         """Return the times that have become known since the last call."""
         return GpuTimes()
-
-
-class TurnsPace(HostPace):
-    """The thread waits for the GPU only while members take turns."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def given(self) -> None:
-        """Wait for the GPU, if others do."""
-        if self._gate.takes_turns:
-            wait_for_gpu()
-
-    def at_yield_point(self) -> bool:
-        """Wait for the GPU, if others do; otherwise no member waits for this one."""
-        return self._gate.takes_turns and super().at_yield_point()
-
-
-class FreePace(HostPace):
-    """No wait for the GPU: for scripts that are alone, whose clocks ask nothing at yield points, and not measured."""
-
-    def given(self) -> None:
-        """No member waits for it."""
 
 
 def wait_for_gpu() -> None:

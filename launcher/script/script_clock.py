@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from muri.launcher.job.environment import task_of
-from muri.launcher.job.stage_clock import STAGE_COUNT, FreePace, IntervalListener, StageClock, TurnsPace
+from muri.launcher.job.stage_clock import STAGE_COUNT, Gate, HostPace, IntervalListener, StageClock
 from muri.launcher.process_gate import gate_from_environment
 from muri.launcher.script.trace import Trace
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
@@ -97,7 +97,7 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
         atexit.register(lambda: recorder.finish() if os.getpid() == pid else None)
         clock.on_record, clock.on_hold, clock.on_prefetch_depth = recorder.add, recorder.hold, recorder.works_ahead
     if not measures_stages(environment):
-        clock.gpu = FreePace() if gate is None else TurnsPace(gate)
+        clock.gpu = HostPace(gate or Gate())
     if gate is not None and first_rank:
         from muri.launcher.script.script_facts import ScriptFacts
 

@@ -2,7 +2,8 @@
 
 import time
 
-from muri.launcher.job.stage_clock import FreePace, StageClock
+from muri.launcher.job import stage_clock
+from muri.launcher.job.stage_clock import PROPAGATE, StageClock
 from muri.launcher.script.script_clock import clock_from_environment, log_iterations, wanted
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, StampReader
 
@@ -13,7 +14,7 @@ def iterate(clock, count):
         clock.leave()
 
 
-def test_each_iteration_is_logged_when_it_ends_and_nothing_waits_for_the_gpu(tmp_path):
+def test_each_iteration_is_logged_when_it_ends_and_nothing_waits_for_the_gpu(tmp_path, monkeypatch):
     environment = {ITERATION_LOG_VARIABLE: str(tmp_path / "log")}
     assert wanted(environment)
     before_s = time.perf_counter()
@@ -23,7 +24,11 @@ def test_each_iteration_is_logged_when_it_ends_and_nothing_waits_for_the_gpu(tmp
     assert len(stamps_s) == 3
     assert stamps_s == sorted(stamps_s)
     assert before_s - 0.001 <= stamps_s[0] <= stamps_s[-1] <= time.perf_counter() + 0.001
-    assert isinstance(clock.gpu, FreePace)
+    waits: list[bool] = []
+    monkeypatch.setattr(stage_clock, "wait_for_gpu", lambda: waits.append(True))
+    clock.enter(PROPAGATE)
+    clock.leave()
+    assert waits == []
 
 
 def test_only_the_first_rank_logs(tmp_path):
