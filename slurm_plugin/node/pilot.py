@@ -29,11 +29,11 @@ from muri.inherited import settle_own
 from muri.pythons import OLDEST_OF_THREADS, look_at, of_members
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.node.member_processes import MemberProcesses, standard_error
-from muri.slurm_plugin.node.pilot_watches import GroupReports, Members, MemberWatch, NodeMonitor, runs_as_thread
+from muri.slurm_plugin.node.pilot_watches import GroupReports, MemberWatch, NodeMonitor, read_status, runs_as_thread
 from muri.slurm_plugin.node.proof import MISSING, why_missing
 from muri.slurm_plugin.node.put_back import put_back
 from muri.slurm_plugin.node.slurm_calls import state_of
-from muri.text import json_of, log_handler
+from muri.text import log_handler
 
 log = logging.getLogger("muri.pilot")
 
@@ -170,7 +170,7 @@ class PilotWatch:
 
     def _put_back(self, reason: Callable[[str], str], within_s: float) -> None:
         """Put the members back; `muri run` does so itself for one that is a thread of the runtime."""
-        members: Members = self._runtime_status()["members"]
+        members = self._runtime_status()["members"]
         threads = {name for name, member in members.items() if runs_as_thread(member)}
         found = self._processes.search()  # some may have come since the last look
 
@@ -194,16 +194,8 @@ class PilotWatch:
         return self._reports.report_fault(self._runtime_status())
 
     def _runtime_status(self) -> dict[str, Any]:
-        """The runtime's last status, with the node's use; without members until it first writes."""
-        try:
-            status = json_of(self._status.read_text())
-        except (OSError, ValueError):
-            status = None
-        if not isinstance(status, dict):
-            status = {}
-        if self._monitor is not None and self._monitor.latest is not None:
-            status["use"] = self._monitor.latest
-        return status if isinstance(status.get("members"), dict) else {**status, "members": {}}
+        use = None if self._monitor is None else self._monitor.latest
+        return read_status(self._status) | ({} if use is None else {"use": use})
 
 
 @click.command()

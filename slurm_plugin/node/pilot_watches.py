@@ -335,7 +335,7 @@ class NodeMonitor:
             for note in monitor.notes:
                 log.info("the node's use: %s", note)
             while True:
-                members, found = _members_in(self._status), self._processes.found
+                members, found = read_status(self._status)["members"], self._processes.found
                 use = monitor.look(watched_processes(members, found))
                 if use is not None and not self._ended.is_set():
                     self.latest = {**use.to_dict(), PLAIN: never_attached(members, found)}
@@ -347,13 +347,16 @@ class NodeMonitor:
             log.exception("the node's use is not reported any more")
 
 
-def _members_in(status: Path) -> Members:
-    """Return the runtime's members by its status file; {} before it first writes."""
+def read_status(path: Path) -> dict[str, Any]:
+    """Return the runtime's last status; without members until it first writes."""
     try:
-        members = json_of(status.read_text()).get("members")
-    except (OSError, ValueError, AttributeError):
-        return {}
-    return {name: each for name, each in members.items() if isinstance(each, dict)} if isinstance(members, dict) else {}
+        status = json_of(path.read_text())
+    except (OSError, ValueError):
+        status = None
+    status = status if isinstance(status, dict) else {}
+    members = status.get("members")
+    known = members.items() if isinstance(members, dict) else ()
+    return {**status, "members": {name: each for name, each in known if isinstance(each, dict)}}
 
 
 def runs_as_thread(member: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from polling import DEADLINE_S, until
 from muri.files import use_file
 from muri.slurm_plugin.node import pilot_watches
 from muri.slurm_plugin.node.member_processes import MemberProcesses
-from muri.slurm_plugin.node.pilot_watches import NodeMonitor, never_attached, watched_processes
+from muri.slurm_plugin.node.pilot_watches import NodeMonitor, never_attached, read_status, watched_processes
 
 
 def write(status: Path, **members: dict[str, Any]) -> None:
@@ -38,9 +38,9 @@ def test_members_with_processes_and_no_script_so_far_share_plainly() -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"members": {"1": 3}}', '{"members": 3}', "3"])
 def test_a_damaged_status_has_no_members(tmp_path: Path, text: str) -> None:
     status = tmp_path / "pilot-7.json"
-    assert pilot_watches._members_in(status) == {}
+    assert read_status(status)["members"] == {}
     status.write_text(text)
-    assert pilot_watches._members_in(status) == {}
+    assert read_status(status)["members"] == {}
 
 
 def test_the_file_beside_the_status_tells_the_use_until_the_pilot_ends(
