@@ -185,7 +185,7 @@ class StageClock:
         self.on_hold: HoldListener | None = None  # all work, also of threads that are not gated and of workers
         # Takes how many batches a loader may have ready, and after how many its waits recur.
         self.on_prefetch_depth: Callable[[int, int], None] | None = None
-        self._alone = gate is None
+        self.shared = gate is not None  # whether another member could wait for this script's resources
         self._gate = gate or Gate()
         self._on_interval = on_interval
         self.now = now
@@ -294,11 +294,6 @@ class StageClock:
             yield
         finally:
             self._resume(lane, lane.stack[-1])
-
-    @property
-    def shared(self) -> bool:
-        """Whether another member could wait for this script's resources."""
-        return not self._alone
 
     @property
     def takes_turns(self) -> bool:
@@ -516,7 +511,7 @@ class StageClock:
         self._gate.release(stage)
 
     def _yield(self, lane: _Lane, stage: int) -> None:
-        if self._alone or (stage == PROPAGATE and not self.gpu.at_yield_point()):
+        if not self.shared or (stage == PROPAGATE and not self.gpu.at_yield_point()):
             return
         before_s = self.now()
         if lane is self._own:
