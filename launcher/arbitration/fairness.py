@@ -86,9 +86,7 @@ class FairQueue:
 
     def served(self, member: str, resource: int, seconds: float) -> None:
         """Count resource time within the iteration under way."""
-        progress = self._members.get(member)
-        if progress is not None:
-            progress.served_s[resource] += seconds
+        self._members[member].served_s[resource] += seconds
 
     def iteration_done(self, member: str, busy_s: float, stage_s: Sequence[float]) -> None:
         """Count an iteration that took `busy_s` without its waits, and used each resource for `stage_s`."""
@@ -106,18 +104,15 @@ class FairQueue:
 
     def catch_up(self, member: str) -> None:
         """Forgive arrears beyond the window, before a request."""
-        progress = self._members.get(member)
-        if progress is None:
-            return
+        progress = self._members[member]
         furthest_s = max(other.virtual_s for other in self._members.values())
         behind_s = furthest_s - self._window_s - progress.virtual_s
         if behind_s > 0:
             progress.start_s += behind_s
 
     def virtual_s(self, member: str) -> float:
-        """Return the member's virtual time; 0 for one that is not present."""
-        progress = self._members.get(member)
-        return 0.0 if progress is None else progress.virtual_s
+        """Return the member's virtual time."""
+        return self._members[member].virtual_s
 
     def order(self, waiting: Iterable[str], resource: int, waited_s: Mapping[str, float] | None = None) -> list[str]:
         """Return the members that wait for the resource, first the one that goes first; the smaller id on a tie.
@@ -127,8 +122,7 @@ class FairQueue:
         ages, weight = waited_s or {}, self._finish_weight
 
         def key(member: str) -> tuple[float, tuple[int, str]]:
-            progress = self._members.get(member)
-            rest_s = 0.0 if progress is None else progress.remaining_s(resource)
+            rest_s = self._members[member].remaining_s(resource)
             short_s = min(rest_s, LONGEST_SHORT_S)
             stands_back_s = weight * short_s + min(weight, 1.0) * (rest_s - short_s)
             lag_s = self.virtual_s(member) + stands_back_s - AGE_WEIGHT * ages.get(member, 0.0)
@@ -271,11 +265,6 @@ class Promises:
             progress.settled_s = _bounded(progress.settled_s + gained_s)
         progress.since_s, progress.busy_before_s = now_s, progress.busy_s(now_s)
 
-    def slack_s(self, member: str, now_s: float) -> float:
-        """Return how long a member could wait and still have its minimum speed; infinite without one."""
-        progress = self._progress.get(member)
-        return float("inf") if progress is None else progress.slack_s(now_s)
-
     def choose(
         self, order: Sequence[str], resource: int, waited_s: Mapping[str, float], now_s: float, *, may_keep: bool = True
     ) -> str | None:
@@ -287,7 +276,8 @@ class Promises:
         starving = [member for member in order if waited_s.get(member, 0.0) >= LONGEST_WAIT_S]
         if starving:
             return max(starving, key=waited_s.__getitem__)
-        slack_s = {member: self.slack_s(member, now_s) for member in order}
+        slack_s = {member: float("inf") for member in order}  # of those without a minimum speed
+        slack_s |= {member: self._progress[member].slack_s(now_s) for member in order if member in self._progress}
         first = order[0]
         least = min(order, key=slack_s.__getitem__)
         if slack_s[least] < 0:
