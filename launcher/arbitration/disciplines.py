@@ -295,19 +295,16 @@ class PlainArbiter(Arbiter):
 
     def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Let the member in."""
-        with self._mutex:
-            self._members.add(member)
+        self._members.add(member)
 
     def leave(self, member: str) -> None:
         """Grant the member nothing any more."""
-        with self._mutex:
-            self._members.discard(member)
+        self._members.discard(member)
 
     def acquire(self, member: str, resource: int) -> float:
         """Return at once, whichever members use the resource."""
-        with self._mutex:
-            if member not in self._members:
-                raise WaitInterruptedError(member)
+        if member not in self._members:
+            raise WaitInterruptedError(member)
         return 0.0
 
     def release(self, member: str, resource: int) -> bool:
