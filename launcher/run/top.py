@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, Final
 
 import click
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -178,11 +178,10 @@ def top(files: tuple[Path, ...], once: bool, as_json: bool, sort: str) -> None:
 
 def _watch(console: Console, look: Callable[[], Found], sort: str) -> None:
     """Redraw until a key or Ctrl-C; a group that ends leaves a line, and one that comes is shown."""
-    first = look()
-    with _single_keys() as pressed, Live(render(first, sort), console=console, screen=True, auto_refresh=False) as live:
+    shown = look()
+    with _single_keys() as pressed, Live(render(shown, sort), console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         with contextlib.suppress(KeyboardInterrupt):
-            shown = first
             while pressed(shown.pause_s) not in {"q", "Q", "\x03"}:
                 try:
                     shown = look()
@@ -254,41 +253,6 @@ class _Status(_Part):
     resources: Annotated[dict[_Text, _Resource], Field(max_length=MOST_ROWS)] | None = None
     disciplines: list[_Reason] | None = None
     fault: _Reason | None = None
-
-
-def _or_none(value: Any, read: Callable[[Any], Any]) -> Any:
-    """Return a part of the node's use, None for a malformed one, so that it hides none of the others."""
-    with contextlib.suppress(ValidationError):
-        return read(value)
-    return None
-
-
-_OR_NONE: Final = WrapValidator(_or_none)
-_Measured = Annotated[_Figure | None, _OR_NONE]
-
-
-class _Usage(_Part):
-    cpu_cores: _Measured = None
-    mem_gib: _Measured = None
-    disk_mib_per_s: _Measured = None
-    network_mib_per_s: _Measured = None
-    gpu_utilization: _Measured = None
-    gpu_mem_gib: _Measured = None
-
-
-class _Gpu(_Part):
-    utilization: _Measured = None
-    mem_gib: _Measured = None
-
-
-class _Node(_Usage):
-    cpu_count: Annotated[_Whole | None, _OR_NONE] = None
-    gpus: Annotated[dict[_Text, Annotated[_Gpu | None, _OR_NONE]] | None, _OR_NONE] = None
-
-
-class _Use(_Part):
-    node: _Node
-    jobs: Annotated[dict[_Text, Annotated[_Usage | None, _OR_NONE]] | None, _OR_NONE] = None
 
 
 def _checked(status: Any) -> dict[str, Any]:
@@ -531,34 +495,47 @@ def _state(member: Mapping[str, Any]) -> str:
 
 def _use_table(status: Mapping[str, Any]) -> list[RenderableType]:
     """Return a table of what members, node and GPUs use, or nothing if the pilot job has not written it."""
-    try:
-        use = _Use.model_validate(status.get("use"))
-    except ValidationError:
+    use = _part(status, "use")
+    if not isinstance(use.get("node"), dict):
         return []
     table = _table("USE", "CPU", "MEM GIB", "DISK MIB/S", "NET MIB/S", "GPU", "GPU GIB")
     for name in status["members"]:
-        job = (use.jobs or {}).get(name) or _Usage()
-        table.add_row(cell(name), *_host_cells(job), _share(job.gpu_utilization), _number(job.gpu_mem_gib))
-    node, gpus = use.node, [(name, gpu) for name, gpu in (use.node.gpus or {}).items() if gpu][:MOST_ROWS]
-    gpu = gpus[0][1] if len(gpus) == 1 else _Gpu()
+        job = _part(_part(use, "jobs"), name)
+        table.add_row(cell(name), *_host_cells(job), _share(job, "gpu_utilization"), _number(job, "gpu_mem_gib"))
+    node = use["node"]
+    gpus = [(name, gpu) for name, gpu in _part(node, "gpus").items() if isinstance(gpu, dict)][:MOST_ROWS]
+    gpu = gpus[0][1] if len(gpus) == 1 else {}
     cores, *rest = _host_cells(node)
-    cores += f"/{node.cpu_count}" if node.cpu_count else ""
-    table.add_row("node", cores, *rest, _share(gpu.utilization), _number(gpu.mem_gib))
+    cores += f"/{count}" if (count := _figure(node, "cpu_count")) else ""
+    table.add_row("node", cores, *rest, _share(gpu, "utilization"), _number(gpu, "mem_gib"))
     for name, gpu in gpus if len(gpus) > 1 else ():
-        table.add_row(cell(f"gpu {name}"), *[""] * 4, _share(gpu.utilization), _number(gpu.mem_gib))
+        table.add_row(cell(f"gpu {name[:80]}"), *[""] * 4, _share(gpu, "utilization"), _number(gpu, "mem_gib"))
     return [table]
 
 
-def _host_cells(usage: _Usage) -> list[str]:
+def _part(whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a part of the node's use, {} for a malformed one, so that it hides none of the others."""
+    part = whole.get(key)
+    return part if isinstance(part, dict) else {}
+
+
+def _figure(usage: Mapping[str, Any], key: str) -> float | None:
+    figure: Any = usage.get(key)
+    return figure if type(figure) in {int, float} and abs(figure) <= _MOST else None
+
+
+def _host_cells(usage: Mapping[str, Any]) -> list[str]:
     """Return CPU, memory, disk and network; the network is not counted by process."""
-    return [_number(each) for each in (usage.cpu_cores, usage.mem_gib, usage.disk_mib_per_s, usage.network_mib_per_s)]
+    return [_number(usage, key) for key in ("cpu_cores", "mem_gib", "disk_mib_per_s", "network_mib_per_s")]
 
 
-def _number(value: float | None) -> str:
+def _number(usage: Mapping[str, Any], key: str) -> str:
+    value = _figure(usage, key)
     if value is None:
         return "-"
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _share(value: float | None) -> str:
+def _share(usage: Mapping[str, Any], key: str) -> str:
+    value = _figure(usage, key)
     return "-" if value is None else f"{value:.0%}"
