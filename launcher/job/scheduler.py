@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,16 +55,21 @@ def load_membership() -> Membership:
     return made
 
 
-def ask_slurm(what: str, job_id: str, run: int) -> bool:
-    """Ask from the script's own process; return False if the job is not requeued, because it ends or may not try again.
+def ask_slurm(what: str, job_id: str, run: int, environment: Mapping[str, str] = os.environ) -> bool:
+    """Ask for a script, with its variables; return False if its job is not requeued, because it ends or may not.
 
     Raises:
         SchedulerCallError: Slurm did not accept it.
     """
-    command = [*own_command(os.environ, MODULE), what, job_id, str(run)]
+    command = [*own_command(environment, MODULE), what, job_id, str(run)]
     try:
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         ) as process:
             limit = threading.Timer(_LIMIT_S, process.kill)
             limit.start()

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,6 @@ from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.job.environment import (
     HANG_TIMEOUT_VARIABLE,
     MURIS_OWN,
-    children_of,
     seconds_of,
     stat_of,
     threads_of,
@@ -298,9 +297,8 @@ class HangWatch:
 
     def _find(self, session: MemberSession, roots: Mapping[MemberSession, Roots]) -> Finding:
         timers, mine = self._timers[session], roots[session]
-        others = [other for owner, other in roots.items() if owner is not session]
         obstructs, waits = self._arbiter.obstructs(session.member), self._arbiter.waits(session.member)
-        threads = timers.threads.sample(_threads_of_member(session.member, mine, others))
+        threads = timers.threads.sample(_threads_of(mine))
         idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs, waits))
         is_seen = bool(mine.process or mine.threads)
         if not is_seen or (waits and not obstructs):
@@ -314,28 +312,11 @@ def idle_cause(scope: str, *, obstructs: bool) -> str:
     return f"the script {what}, and nothing of it has worked {scope}: it hangs and is ended ({HINT})"
 
 
-def _threads_of_member(member: str, roots: Roots, others: Sequence[Roots]) -> list[Path]:
-    """Return all threads that work for a member, those of its subprocesses included."""
+def _threads_of(roots: Roots) -> list[Path]:
+    """Return all threads that work for a member, those of its process's subprocesses included."""
     if roots.process:
         return list(threads_of_trees([roots.process]))
-    own = _threads_here(roots.threads)
-    theirs = {child for other in others for child in children_of(_threads_here(other.threads))}
-    mine = set(children_of(own))
-    for child in set(children_of(threads_of(os.getpid()))) - theirs - mine:
-        if f"SLURM_JOB_ID={member}".encode() in _environ_of(child):
-            mine.add(child)
-    return [*own, *threads_of_trees(mine)]
-
-
-def _threads_here(numbers: Iterable[int]) -> list[Path]:
-    return [Path(f"/proc/{os.getpid()}/task/{number}") for number in numbers]
-
-
-def _environ_of(pid: int) -> list[bytes]:
-    """Return the environment of a process; [] if it cannot be read."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
+    return [Path(f"/proc/{os.getpid()}/task/{number}") for number in roots.threads]
 
 
 class SuspensionWatch:

@@ -5,6 +5,7 @@ What happens when it is asked to stop, alone and in a group, is here, too. See d
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
@@ -277,19 +278,20 @@ def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool)
     from muri.launcher.job.scheduler import DECLARE_CHECKPOINT, ask_slurm
     from muri.launcher.job.script import wait_for_gloo_at_exit
 
-    job_id, run = os.environ.get("SLURM_JOB_ID"), run_of(os.environ)
+    environment = dict(os.environ)
+    job_id, run = environment.get("SLURM_JOB_ID"), run_of(environment)
 
     def declare() -> None:
         with contextlib.suppress(MuriError):  # then the job is never preempted, and nothing else is lost
-            ask_slurm(DECLARE_CHECKPOINT, job_id or "", run)
+            ask_slurm(DECLARE_CHECKPOINT, job_id or "", run, environment)
 
     if current_script() is None:
         wait_for_gloo_at_exit()
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 _chain(number, checkpointer)
-    if job_id and wants_requeue(os.environ) and first_rank:
-        threading.Thread(target=declare, name="declare-checkpoint", daemon=True).start()
+    if job_id and wants_requeue(environment) and first_rank:
+        _thread.start_new_thread(declare, ())  # it belongs to no script: one in a thread may start no process
 
 
 def wants_requeue(environment: Mapping[str, str]) -> bool:

@@ -278,12 +278,12 @@ def install_signals() -> None:
     """
     plain_kill = os.kill
 
-    @in_session(signal.getsignal, in_children=False)
+    @in_session(signal.getsignal)
     def getsignal(session: SessionState, signalnum: Any) -> Any:
         default = signal.default_int_handler if signalnum == signal.SIGINT else signal.SIG_DFL
         return session.handlers.get(int(signalnum), default)
 
-    @in_session(signal.signal, in_children=False)
+    @in_session(signal.signal)
     def set_handler(session: SessionState, signalnum: Any, handler: Any) -> Any:
         if not callable(handler) and handler not in {signal.SIG_DFL, signal.SIG_IGN}:
             raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
@@ -291,7 +291,7 @@ def install_signals() -> None:
         session.handlers[int(signalnum)] = handler
         return previous
 
-    @in_session(plain_kill, in_children=False)
+    @in_session(plain_kill)
     def kill(session: SessionState, pid: int, signalnum: int) -> None:
         if pid != os.getpid() or signalnum == 0:
             plain_kill(pid, signalnum)
@@ -337,7 +337,7 @@ def _patch_exits(modules: LocalModules) -> None:
         session.exit_functions = kept
 
     atexit.register, atexit.unregister = register, unregister
-    os._exit = in_session(os._exit, in_children=False)(lambda session, status: session.leave(status))
+    os._exit = in_session(os._exit)(lambda session, status: session.leave(status))
 
 
 def _patch_sleep() -> None:

@@ -5,9 +5,7 @@ reached by a seccomp filter on each session's thread (and those it starts), whic
 A helper process reads the bytes and writes them to the session's file; as a process of its own it never waits for this
 one's interpreter. See seccomp_unotify(2).
 
-A thread with such a filter, and processes forked from it, cannot gain rights through setuid programs; processes that
-`subprocess` starts come from a thread without the filter. MURI_C_OUTPUT=0 in the runtime's environment turns the filter
-off.
+MURI_C_OUTPUT=0 in the runtime's environment turns the filter off.
 """
 
 import builtins
@@ -200,7 +198,7 @@ class COutput:
             logger.warning("output of C code in the members' scripts goes to this log: %s", reason)
 
     def begin(self, session: SessionState) -> None:
-        """Redirect the calling thread's C output, and that of threads and processes which it starts from now on."""
+        """Redirect the calling thread's C output, and that of threads which it starts from now on."""
         channel = self._channel
         if channel is None:
             return

@@ -194,21 +194,13 @@ def by_session(plain: Callable[..., Any], objects: PerSession[Any]) -> Callable[
     return in_session(plain)(lambda session, *args, **kwargs: getattr(objects.of(session), name)(*args, **kwargs))
 
 
-def in_session(
-    plain: Callable[..., Any], *, in_children: bool = True
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a session's substitute for a function; it takes the session first.
-
-    Other threads call the plain function, and so do processes that a session has forked, unless it holds there, too.
-    """
-    own_pid = os.getpid()
+def in_session(plain: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a session's substitute for a function; it takes the session first. Other threads call the plain one."""
 
     def decorate(substitute: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             session = current_session()
-            if session is None or not (in_children or os.getpid() == own_pid):
-                return plain(*args, **kwargs)
-            return substitute(session, *args, **kwargs)
+            return plain(*args, **kwargs) if session is None else substitute(session, *args, **kwargs)
 
         return update_wrapper(call, plain)
 

@@ -370,7 +370,6 @@ class Threads:
         interpreter.install_interpreter()
         threads_and_processes.install_threads()
         interruption.install_signals()
-        threads_and_processes.install_subprocesses()
         # Libraries: each is patched when a script imports it.
         random_generators.install_python_random()
         after_import("numpy.random", random_generators.patch_numpy)

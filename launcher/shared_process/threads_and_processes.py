@@ -1,7 +1,7 @@
-"""Makes threads and subprocesses that a session starts belong to it, including those that PyTorch starts in C++.
+"""Makes threads that a session starts belong to it, including those that PyTorch starts in C++.
 
 PyTorch hands certain thread-local objects on to the threads that work on a backward pass, such as autograd's one per
-GPU. The session is among them before each pass. Subprocesses get the session's environment and standard files.
+GPU. The session is among them before each pass.
 
 Dry runs keep scripts out of threads that would give a wrong result there or halt their partners. One that does such a
 thing nevertheless is given up here, before the act: its job goes back to the queue and runs alone
@@ -16,10 +16,9 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -34,12 +33,6 @@ from muri.launcher.shared_process.state import (
 )
 
 _KEY: Final = "muri.session"
-_DIRECTORY_ARGUMENT: Final = 4
-_ENVIRONMENT_ARGUMENT: Final = 5
-_CHILD_FILE_ARGUMENTS: Final = (6, 9, 11)
-_UMASK_ARGUMENT: Final = 20
-"""Arguments of `_posixsubprocess.fork_exec` for the things that a child inherits."""
-
 _at_start: Final[list[Callable[[SessionState], None]]] = []
 _first: PerSession[threading.Thread] = PerSession(threading.main_thread)
 """A session's first thread, which is the main one to its script; the process's to threads that outlive the session."""
@@ -95,7 +88,7 @@ def install_threads() -> None:
             _executors.of(session).add(own)
 
     threading.Thread.start = start_in_session  # type: ignore[method-assign, assignment]
-    threading.main_thread = in_session(threading.main_thread, in_children=False)(_first.of)
+    threading.main_thread = in_session(threading.main_thread)(_first.of)
     ThreadPoolExecutor.__init__ = make_executor  # type: ignore[method-assign, assignment]
 
 
@@ -157,81 +150,6 @@ def patch_autograd(torch: ModuleType) -> None:
     look_up_foreign_threads(look_up)
 
 
-def _for_session(session: SessionState, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments of `fork_exec` with everything spelt out that the child would inherit from the session."""
-    changed = list(arguments)
-    directory = changed[_DIRECTORY_ARGUMENT]
-    changed[_DIRECTORY_ARGUMENT] = os.path.abspath(os.curdir if directory is None else directory)  # noqa: PTH100 (or bytes)
-    if changed[_ENVIRONMENT_ARGUMENT] is None:
-        changed[_ENVIRONMENT_ARGUMENT] = [k + b"=" + v for k, v in session.environment.items()]
-    if changed[_UMASK_ARGUMENT] == -1:
-        changed[_UMASK_ARGUMENT] = _umask()
-    for index, file in zip(_CHILD_FILE_ARGUMENTS, session.files, strict=True):
-        if changed[index] in {-1, 0, 1, 2}:
-            changed[index] = file if changed[index] == -1 else session.files[changed[index]]
-    return changed
-
-
-def _umask() -> int:
-    """The calling thread's umask, read without changing it."""
-    for line in Path("/proc/thread-self/status").read_text().splitlines():
-        if line.startswith("Umask:"):
-            return int(line.split()[1], 8)
-    return -1
-
-
-def _install_fork_exec() -> None:
-    fork_exec = _posixsubprocess.fork_exec
-    # A thread without the filter of standard_files.py starts processes: they would inherit it for good.
-    starter = ThreadPoolExecutor(1, thread_name_prefix="subprocesses")
-    starter.submit(int).result()
-
-    def start(session: SessionState, arguments: list[Any]) -> int:
-        enter_session(session)  # for its preexec_fn
-        try:
-            return fork_exec(*arguments)
-        finally:
-            enter_session(None)
-
-    @in_session(fork_exec, in_children=False)
-    def session_fork_exec(session: SessionState, *arguments: Any) -> int:
-        return starter.submit(start, session, _for_session(session, arguments)).result()
-
-    _posixsubprocess.fork_exec = session_fork_exec
-    subprocess._fork_exec = session_fork_exec  # type: ignore[attr-defined]
-    # From Python 3.13 on, posix_spawn would start most processes from the session's own thread, with the filter.
-    subprocess._USE_POSIX_SPAWN = False  # type: ignore[misc]
-
-
-def _system(_session: SessionState, command: Any) -> int:
-    code = subprocess.Popen(command, shell=True).wait()  # noqa: S602 (that is what os.system is)
-    return -code if code < 0 else code << 8
-
-
-def _execute(_session: SessionState, path: Any, argv: Sequence[Any], environment: Any = None) -> Any:
-    """Run a subprocess for `os.exec…`, which would replace the runtime; its exit code is the script's."""
-    code = subprocess.Popen(list(argv), executable=path, env=environment, close_fds=False).wait()
-    return os._exit(code if code >= 0 else 128 - code)
-
-
-def install_subprocesses() -> None:
-    """Patch the ways to start a process."""
-    _install_fork_exec()
-    os.system = in_session(os.system)(_system)
-    for name in ("execv", "execve"):
-        setattr(os, name, in_session(getattr(os, name), in_children=False)(_execute))
-    for name in ("posix_spawn", "posix_spawnp"):
-        plain = getattr(os, name)
-
-        def spawn(
-            session: SessionState, *args: Any, _plain: Any = plain, file_actions: Any = (), **options: Any
-        ) -> Any:
-            own = [(os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate(session.files)]
-            return _plain(*args, file_actions=(*own, *file_actions), **options)
-
-        setattr(os, name, in_session(plain)(spawn))
-
-
 PROCESS_WIDE_PACKAGES: Final = frozenset({"accelerate", "transformers"})
 """Packages that keep the state of a training, such as its gradient accumulation, once for the whole process."""
 
@@ -257,6 +175,10 @@ def install_dangers() -> None:
     """Patch the functions through which a script would do such a thing."""
     for name in ("fork", "forkpty"):
         _forbid(os, name, "forked processes")
+    for name in ("execv", "execve", "posix_spawn", "posix_spawnp", "system"):
+        _forbid(os, name, "subprocesses")
+    _forbid(subprocess.Popen, "__init__", "subprocesses")
+    _forbid(_posixsubprocess, "fork_exec", "subprocesses")  # multiprocessing calls it
     for name in ("alarm", "setitimer"):
         _forbid(signal, name, "timers that send signals")
     for name, function, what in _FUNCTIONS:
@@ -265,14 +187,8 @@ def install_dangers() -> None:
 
 
 def _forbid(owner: Any, name: str, what: str) -> None:
-    plain = getattr(owner, name)
-
-    @in_session(plain, in_children=False)
-    def refused(session: SessionState, *args: Any, **kwargs: Any) -> Any:
-        _refuse(session, what)
-        return plain(*args, **kwargs)
-
-    setattr(owner, name, refused)
+    refusing = in_session(getattr(owner, name))
+    setattr(owner, name, refusing(lambda session, *_args, **_options: _refuse(session, what)))
 
 
 def _refuse(session: SessionState, what: str) -> None:

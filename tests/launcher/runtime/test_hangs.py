@@ -91,7 +91,7 @@ SILENT = """
 def test_what_hangs_is_ended_and_what_works_or_may_wait_goes_on(launcher: Launcher) -> None:
     launcher.threads("101", "102", "103", "104", "105", options=SOON)
     silent, deadlock = launcher.script(SILENT, "silent.py"), launcher.script(DEADLOCK, "deadlock.py")
-    works = launcher.member("101", silent, "works")
+    works = launcher.member("101", silent, "works", MURI_ISOLATION="process")
     launcher.says("101", "holds")
     may_wait = launcher.member("102", silent, "waits", MURI_HANG_TIMEOUT_S="0")
     launcher.says("102", "holds")

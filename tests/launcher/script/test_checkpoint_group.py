@@ -56,7 +56,7 @@ CLIENT = """
         def runs(self, job_id):
             return True
 
-    def ask_slurm(what, job_id, run):
+    def ask_slurm(what, job_id, run, environment=None):
         if (what, state) == ("requeue-stopped", "runs"):
             print("requeued", job_id, "after run", run, flush=True)
         return state == "runs"

@@ -43,7 +43,19 @@ PLAIN = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE) is no
 
 
 TENSOR_TYPE = "torch.set_default_tensor_type"
+SUBPROCESSES = (
+    "os.system('true')",
+    "os.popen('true')",
+    "os.execlp('true', 'true')",
+    "os.posix_spawnp('true', ['true'], os.environ)",
+    "subprocess.run(['true'])",
+    "multiprocessing.resource_tracker.ensure_running()",
+)
 DANGERS = {
+    **{
+        f"import multiprocessing.resource_tracker, os, subprocess\n{use}\nprint('trains')\n": "subprocesses"
+        for use in SUBPROCESSES
+    },
     WORKERS: "worker processes",
     COMPILES: "torch.compile",
     RANKED: "torch.distributed",
