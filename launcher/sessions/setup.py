@@ -122,7 +122,7 @@ class MemberSession(ABC):
 
     @abstractmethod
     def shut_down(self, grace_s: float) -> None:
-        """Give the script up, because the runtime ends: a thread ends with it, its own SIGTERM handler first."""
+        """Give the script up, because the runtime ends: a thread ends with it."""
 
     def join_arbiter(self) -> None:
         """Let the arbiter know the member."""

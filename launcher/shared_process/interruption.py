@@ -26,7 +26,7 @@ from muri.launcher.shared_process.torch_settings import apply_torch_flags
 
 
 class Interruption:
-    """Exceptions and signal handlers that reach a script's own thread from others.
+    """Exceptions that reach a script's own thread from others.
 
     Python raises such an exception at the thread's next bytecode, wherever that is. In the middle of the arbiter it
     would leave a resource taken and unknown, so the thread holds `lock` there and is interrupted when it comes out.
@@ -41,7 +41,6 @@ class Interruption:
         self.allowed = True  # to interrupt the script; not while it only clears up
         self._arbiter = arbiter
         self._thread = thread
-        self._handlers_due: list[int] = []
         self._held_back = 0
 
     @property
@@ -58,12 +57,11 @@ class Interruption:
         return self.lock if self.in_own_thread else contextlib.nullcontext()
 
     def safe_point(self) -> None:
-        """Raise what is pending and run the handlers that are due, in the script's own thread."""
+        """Raise what is pending, in the script's own thread."""
         if self.ended.is_set():  # given up: the script must not use resources any more
             raise SystemExit(128 + signal.SIGTERM)
         if not self.in_own_thread:
             return
-        self.run_due_handlers()
         ending, self.pending = self.pending, None
         if ending is not None:
             self._raise_later(None)
@@ -111,26 +109,6 @@ class Interruption:
             except BaseException:  # noqa: S112 (raised from outside just before the lock was taken)
                 continue
             return
-
-    def defer_handler(self, signum: int) -> None:
-        """Let the script's handler for a signal run at its next safe point."""
-        self._handlers_due.append(signum)
-
-    def run_due_handlers(self) -> None:
-        """Run the deferred handlers in the calling thread, until one raises or the script has ended."""
-        while self.handlers_due:
-            self.run_handler(self._handlers_due.pop(0))
-
-    @property
-    def handlers_due(self) -> bool:
-        """Whether a deferred handler has not run yet."""
-        return bool(self._handlers_due) and not self.ended.is_set()
-
-    def run_handler(self, signum: int) -> None:
-        """Call the script's handler for a signal with the frame that its own thread is in."""
-        handler = self.state.handlers.get(signum)
-        if callable(handler):
-            handler(signum, sys._current_frames().get(self._thread.ident or 0))
 
     def _raise_later(self, kind: type[BaseException] | None) -> None:
         """Let Python raise an exception in the script's thread at its next bytecode; None takes one back."""
@@ -272,24 +250,13 @@ _MANY: Final = 256
 
 
 def install_signals() -> None:
-    """Give each session its own handlers, and the signals that it sends to this process.
-
-    Python has one handler per process, set in its main thread.
-    """
+    """Tell each session which signals its job ignores, and give it those that it sends to this process."""
     plain_kill = os.kill
 
     @in_session(signal.getsignal)
     def getsignal(session: SessionState, signalnum: Any) -> Any:
         default = signal.default_int_handler if signalnum == signal.SIGINT else signal.SIG_DFL
-        return session.handlers.get(int(signalnum), default)
-
-    @in_session(signal.signal)
-    def set_handler(session: SessionState, signalnum: Any, handler: Any) -> Any:
-        if not callable(handler) and handler not in {signal.SIG_DFL, signal.SIG_IGN}:
-            raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
-        previous = getsignal(signalnum)
-        session.handlers[int(signalnum)] = handler
-        return previous
+        return signal.SIG_IGN if signalnum in session.ignored else default
 
     @in_session(plain_kill)
     def kill(session: SessionState, pid: int, signalnum: int) -> None:
@@ -298,7 +265,7 @@ def install_signals() -> None:
         else:
             session.deliver(int(signalnum))
 
-    signal.signal, signal.getsignal, os.kill = set_handler, getsignal, kill
+    signal.getsignal, os.kill = getsignal, kill
     signal.raise_signal = lambda signalnum: os.kill(os.getpid(), signalnum)
 
 

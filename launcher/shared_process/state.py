@@ -3,7 +3,6 @@
 import ctypes
 import io
 import os
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,8 +21,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 Value = TypeVar("Value")
 
-SignalHandler = Callable[[int, Any], Any] | int | None
-
 
 @dataclass(eq=False)
 class SessionState:
@@ -39,7 +36,7 @@ class SessionState:
     shared_path: frozenset[str] = frozenset()  # entries of `path` for installed packages, which the members share
     clock: StageClock | None = None
     replaced: dict[str, Any] = field(default_factory=dict)  # streams in place of its own (`redirect_stdout`)
-    handlers: dict[int, SignalHandler] = field(default_factory=dict)
+    ignored: frozenset[int] = frozenset()  # signals
     exit_functions: list[Callable[[], object]] = field(default_factory=list)  # of `atexit.register`
     threads: list[threading.Thread] = field(default_factory=list)
     interrupted: threading.Event = field(default_factory=threading.Event)  # wakes a sleeping script for a signal
@@ -223,7 +220,7 @@ def build_state(request: AttachRequest, files: tuple[int, int, int], base_path: 
         path=[*own, *shared],
         shared_path=frozenset(shared),
         files=files,
-        handlers=dict.fromkeys(request.ignored, signal.SIG_IGN),
+        ignored=frozenset(request.ignored),
         streams=open_streams(files, unbuffered=bool(request.environment.get("PYTHONUNBUFFERED"))),
         main=ModuleType("__main__"),
     )

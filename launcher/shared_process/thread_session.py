@@ -64,9 +64,6 @@ from muri.profiler.dryrun.steadiness import LoaderAhead
 
 logger = logging.getLogger("muri.launcher")
 
-HANDLER_GRACE_S: Final = 1.0
-"""A script's signal handler runs at its next stage, or after that time beside the script."""
-
 INSIST_S: Final = 2.0
 """Seconds between two attempts to end a script by an exception."""
 
@@ -89,7 +86,6 @@ class ThreadSession(MemberSession):
     ) -> None:
         super().__init__(request, arbiter, spec)
         self.told_to_end = False
-        self._lost_whatever_code = False
         self._state = build_state(request, files, base_path)
         self._state.deliver = self.deliver
         self._state.leave = self.leave
@@ -113,29 +109,19 @@ class ThreadSession(MemberSession):
 
     def deliver(self, signum: int) -> None:
         """Do what the signal would do to a process that runs the script."""
-        handler = self._state.handlers.get(signum, signal.SIG_DFL)
-        if handler == signal.SIG_IGN or signum in {*_WITHOUT_EFFECT, *self.request.blocked}:
+        if signum in {*_WITHOUT_EFFECT, *self.request.blocked, *self.request.ignored} or self._asked_to_stop(signum):
             return
-        if self._asked_to_stop(signum):
-            return
-        own = self._interruption.in_own_thread
-        if callable(handler) and handler is not signal.default_int_handler and own:
-            self._interruption.run_handler(signum)
-        elif callable(handler) and handler is not signal.default_int_handler:
-            self._interruption.defer_handler(signum)
-            call_later(HANDLER_GRACE_S, self._run_due_handlers_beside)
-        elif own:
+        if self._interruption.in_own_thread:
             raise ending_of(signum)()
-        else:
-            self.end(signum)
+        self.end(signum)
 
     def _asked_to_stop(self, signum: int) -> bool:
-        """Deliver a signal to the script's checkpointer; return whether the script has no handler for it besides."""
+        """Deliver a signal to the script's checkpointer; return whether it has one."""
         checkpointer = checkpointer_of(self._state)
         if checkpointer is None or signum not in STOP_SIGNALS:
             return False
         checkpointer.ask_stop()
-        return not callable(self._state.handlers.get(signum, signal.SIG_DFL))
+        return True
 
     def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
         """End the script with a signal's default action, and insist on it from another thread."""
@@ -181,17 +167,12 @@ class ThreadSession(MemberSession):
         return Roots(tuple(thread.native_id for thread in threads if thread.native_id and thread.is_alive()))
 
     def shut_down(self, grace_s: float) -> None:
-        """The runtime ends: let the script's own SIGTERM handler work, else end it."""
+        """The runtime ends: let the script save itself, or end it."""
         with self._verdict:
             if self.ended.is_set():
                 return
-            handler = self._state.handlers.get(signal.SIGTERM, signal.SIG_DFL)
-            self._lost_whatever_code = callable(handler)
             self.told_to_end = True
-        if callable(handler):
-            self.deliver(signal.SIGTERM)
-            call_later(grace_s / 2, self.end, signal.SIGTERM, grace_s / 2)
-        elif self._asked_to_stop(signal.SIGTERM):
+        if self._asked_to_stop(signal.SIGTERM):
             call_later(grace_s * 0.8, self.end, signal.SIGTERM, grace_s * 0.2)
         else:
             self.end(signal.SIGTERM, grace_s)
@@ -204,8 +185,8 @@ class ThreadSession(MemberSession):
     @property
     def lost(self) -> bool:
         """Whether its exit code means nothing: the runtime's end cut the script short, or it cannot run in a thread."""
-        cut_short = self._lost_whatever_code or self.exit_code == 128 + signal.SIGTERM
-        return self.condemned or self.lost_cause is not None or (self.told_to_end and cut_short)
+        cut_short = self.told_to_end and self.exit_code == 128 + signal.SIGTERM
+        return self.condemned or self.lost_cause is not None or cut_short
 
     def detach_output(self) -> None:
         """The member's process is gone: what the script still writes goes nowhere."""
@@ -227,18 +208,6 @@ class ThreadSession(MemberSession):
         if not self.ended.is_set():
             logger.warning("member %s did not end within %g s and was given up", self.member, grace_s)
             self._conclude(code)
-
-    def _run_due_handlers_beside(self) -> None:
-        enter_session(self._state)
-        while self._interruption.handlers_due:
-            try:
-                self._interruption.run_due_handlers()
-            except SystemExit as error:
-                code = exit_code(error, self._state)
-                self._insist(type("EndedByHandler", (SessionSignalError,), {"code": code}), code)
-            except BaseException as error:  # as if raised in the script's own thread
-                self._interruption.throw(type(error))
-        enter_session(None)
 
     def _main(self) -> None:
         begin_session(self._state)

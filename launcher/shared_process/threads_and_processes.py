@@ -179,6 +179,7 @@ def install_dangers() -> None:
         _forbid(os, name, "subprocesses")
     _forbid(subprocess.Popen, "__init__", "subprocesses")
     _forbid(_posixsubprocess, "fork_exec", "subprocesses")  # multiprocessing calls it
+    _forbid(signal, "signal", "signal handlers")
     for name in ("alarm", "setitimer"):
         _forbid(signal, name, "timers that send signals")
     for name, function, what in _FUNCTIONS:

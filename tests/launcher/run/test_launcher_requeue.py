@@ -45,22 +45,6 @@ def test_a_thread_whose_pilot_job_is_cancelled_says_so_and_whom_to_cancel(launch
     assert "to end this job alone: scancel 101" in reason
 
 
-def test_handler_that_ends_well_at_the_runtimes_end_still_requeues(launcher: Launcher) -> None:
-    runtime = launcher.threads("101")
-    script = """
-        import signal, sys, time
-        signal.signal(signal.SIGTERM, lambda *_: (print("checkpoint"), sys.exit(0)))
-        print("started")
-        while True: time.sleep(0.01)
-    """
-    process = member(launcher, "101", launcher.script(script))
-    launcher.says("101")
-    runtime.terminate()
-    assert ends(process) == 75
-    assert launcher.out("101") == "started\ncheckpoint\n"
-    assert len(requeued(launcher)) == 1
-
-
 def test_script_of_another_python_is_no_thread(launcher: Launcher) -> None:
     runtime = launcher.threads("101", "102")
     script = launcher.script("import os; print(os.getpid())")

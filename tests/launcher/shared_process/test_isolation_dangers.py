@@ -61,6 +61,7 @@ DANGERS = {
     RANKED: "torch.distributed",
     IN_A_THREAD: "worker processes",
     "import os\nos.fork()\nprint('trains')\n": "forked processes",
+    "import signal\nsignal.signal(signal.SIGTERM, print)\nprint('trains')\n": "signal handlers",
     "import signal\nsignal.setitimer(signal.ITIMER_REAL, 9)\nprint('trains')\n": "timers that send signals",
     "import torch\ntorch.set_default_dtype(torch.float64)\nprint('trains')\n": "torch.set_default_dtype",
     "import torch\ntorch.set_default_tensor_type('torch.FloatTensor')\nprint('trains')\n": TENSOR_TYPE,

@@ -41,17 +41,17 @@ LAST_WORDS = """
     sys.exit(300)
 """
 MAIN_THREAD = """
-    import os, signal, sys, threading
+    import signal, threading
     main = threading.current_thread()
     print(main is threading.main_thread(), main.name)
     helper = threading.Thread(target=lambda: print(threading.main_thread() is main))
     helper.start()
     helper.join()
-    signal.signal(signal.SIGUSR1, lambda number, _frame: print("at once", number))
-    os.kill(os.getpid(), signal.SIGUSR1)
-    print("after")
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(7))
+    print(signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    signal.raise_signal(signal.SIGCHLD)
+    print("after", flush=True)
     signal.raise_signal(signal.SIGTERM)
+    print("not reached")
 """
 UNBUFFERED_OUTPUT = """
     import os, sys  # run UNBUFFERED

@@ -46,7 +46,7 @@ def play(words: str) -> tuple[type[BaseException] | None, str]:
             ended.append(type(error))
 
     thread = threading.Thread(target=run, daemon=True)
-    state = SimpleNamespace(member="101", interrupted=threading.Event(), handlers={})
+    state = SimpleNamespace(member="101", interrupted=threading.Event())
     interruption = Interruption(cast("SessionState", state), FairArbiter(), thread)
     thread.start()
     thread.join(DEADLINE_S)
