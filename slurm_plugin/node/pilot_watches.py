@@ -270,35 +270,27 @@ class GroupReports:
         self._times.tried(self._clock(), status.get("members", {}), reported=reported)
 
     def _report_measurements(self, members: Members) -> None:
-        """Report what each member's first script has measured, and again when that is surer."""
+        """Report in each member's own comment what its first script has measured, and again when that is surer."""
         for job_id, member in members.items():
             if not (figures := member.get("measured")):
                 continue
             before, mark = self._measured.get(job_id), (member.get("sessions", 0), figures["at"])
-            if before is None or (before[0] == mark[0] and before[1] < mark[1]):
-                self._report_measured(job_id, figures, mark)
-
-    def _report_measured(self, job_id: str, figures: Mapping[str, Any], mark: tuple[int, float]) -> None:
-        """Put a member's figures into that job's own comment; a failure only where its model is not known yet."""
-        try:
-            record = job_record(int(job_id))
-            if "error" not in figures:
-                set_comment(record.name, with_measured(record.comment, with_foreign_python(figures, sys.prefix)))
-            elif _is_estimated(record.admin_comment):
-                set_comment(record.name, with_measured(record.comment, figures))
-        except SlurmUnreachableError as error:
-            log.warning("job %s is measured, which cannot be reported now: %s", job_id, error)
-            self._measure_s = self._clock() + _LEAST_GAP_S
-            return
-        except GatewayError as error:
-            log.warning("job %s is measured, which cannot be reported: %s", job_id, error)
-        self._measured[job_id] = mark
-
-
-def _is_estimated(admin_comment: str) -> bool:
-    """Whether a member is planned with an estimate, or with no figures at all."""
-    planned = tags.parse_plan(admin_comment)
-    return planned is None or planned.estimated or planned.solo_iteration_s is None
+            if before is not None and (before[0] != mark[0] or before[1] >= mark[1]):
+                continue
+            try:
+                record = job_record(int(job_id))
+                planned = tags.parse_plan(record.admin_comment)
+                # A failure is told only where the model is not known yet.
+                if "error" not in figures or planned is None or planned.estimated or planned.solo_iteration_s is None:
+                    told = with_foreign_python(figures, sys.prefix)
+                    set_comment(record.name, with_measured(record.comment, told))
+            except SlurmUnreachableError as error:
+                log.warning("job %s is measured, which cannot be reported now: %s", job_id, error)
+                self._measure_s = self._clock() + _LEAST_GAP_S
+                continue
+            except GatewayError as error:
+                log.warning("job %s is measured, which cannot be reported: %s", job_id, error)
+            self._measured[job_id] = mark
 
 
 _TURN_S: Final = 2.0
