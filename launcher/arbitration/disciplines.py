@@ -1,8 +1,8 @@
 """The disciplines: fair passing in normalized progress, plain sharing without tokens, and the paper's lockstep."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
@@ -315,19 +315,12 @@ class PlainArbiter(Arbiter):
         """Do nothing: no member waits here."""
 
 
-class _Where(Enum):
-    AWAY = "away"  # not in the rotation, until it asks for a resource
-    BETWEEN = "between"  # between two stages; the barrier waits for it, for a bounded time
-    WAITING = "waiting"  # one of its threads asks for the resource of a later step and none uses this step's
-    HOLDING = "holding"  # one of its threads uses the resource of this step
-
-
 @dataclass(slots=True, eq=False)
 class _Place:
     position: int
-    where: _Where = _Where.AWAY
-    since_s: float = 0.0
-    waiters: list[Waiter] = field(default_factory=list)
+    holds: bool = False  # one of its threads uses the resource of this step
+    left_s: float = -math.inf  # when one last did; the barrier waits for the next stage, for a bounded time
+    waiters: list[Waiter] = field(default_factory=list)  # of threads that ask for the resource of a later step
     done_with_step: int = -1
 
 
@@ -377,14 +370,11 @@ class LockstepArbiter(Arbiter):
             place = self._places.get(member)
             if place is None:
                 raise WaitInterruptedError(member)
-            free = place.where is not _Where.HOLDING
-            if free and self._may_use(place, resource):
-                place.where = _Where.HOLDING
+            if not place.holds and self._may_use(place, resource):
+                place.holds = True
                 return 0.0
             waiter = Waiter(member, resource, self._now)
             place.waiters.append(waiter)
-            if free:
-                place.where = _Where.WAITING
             self._advance()
         return self._await(waiter)
 
@@ -392,11 +382,10 @@ class LockstepArbiter(Arbiter):
         """Release the resource; the member may still come back to it within the step."""
         with self._mutex:
             place = self._places.get(member)
-            if place is None or place.where is not _Where.HOLDING or self._turn(place) != resource:
+            if place is None or not place.holds or self._turn(place) != resource:
                 return False
-            place.where, place.since_s = _Where.BETWEEN, self._now()
+            place.holds, place.left_s = False, self._now()
             if place.waiters:
-                place.where = _Where.WAITING
                 self._grant_turns(place)
                 self._advance()
         return True
@@ -404,14 +393,14 @@ class LockstepArbiter(Arbiter):
     def holders(self) -> Sequence[str | None]:
         """Return the member that holds each resource in this step."""
         with self._mutex:
-            holding = {self._turn(p): member for member, p in self._places.items() if p.where is _Where.HOLDING}
+            holding = {self._turn(p): member for member, p in self._places.items() if p.holds}
         return [holding.get(resource) for resource in range(STAGE_COUNT)]
 
     def obstructs(self, member: str) -> bool:
         """Return whether others wait for the step's end, which waits for this member."""
         with self._mutex:
             own = self._places.get(member)
-            holds = own is not None and own.where is _Where.HOLDING
+            holds = own is not None and own.holds
             return holds and any(place.waiters for place in self._places.values() if place is not own)
 
     def interrupt(self, member: str) -> None:
@@ -443,9 +432,8 @@ class LockstepArbiter(Arbiter):
         return (place.position + self._step) % STAGE_COUNT
 
     def _blocks_step(self, place: _Place) -> bool:
-        if place.where is _Where.BETWEEN and self._now() - place.since_s >= self._idle_limit_s:
-            place.where = _Where.AWAY
-        return place.where in {_Where.BETWEEN, _Where.HOLDING}
+        is_between = not place.waiters and self._now() - place.left_s < self._idle_limit_s
+        return place.holds or is_between
 
     def _advance(self) -> None:
         """Go on to the next step in which a member has work, if none needs this one."""
@@ -460,7 +448,7 @@ class LockstepArbiter(Arbiter):
         for waiter in place.waiters:
             if self._may_use(place, waiter.resource):
                 place.waiters.remove(waiter)
-                place.where = _Where.HOLDING
+                place.holds = True
                 waiter.wake(granted=True)
                 return
 
@@ -468,8 +456,8 @@ class LockstepArbiter(Arbiter):
         place = self._places.get(member)
         if place is None:
             return
-        waiters, place.waiters = place.waiters, []
-        if place.where is _Where.WAITING:
-            place.where = _Where.AWAY
-        for waiter in waiters:
+        if place.waiters:
+            place.left_s = -math.inf
+        for waiter in place.waiters:
             waiter.wake(granted=False)
+        place.waiters = []
