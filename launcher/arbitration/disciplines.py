@@ -53,7 +53,6 @@ class FairArbiter(Arbiter):
         self._orders = dict(orders or {})
         self._queue = FairQueue()
         self._promises = Promises()
-        self._members: set[str] = set()
         self._tokens = [cpus if resource == PREPROCESS else 1 for resource in range(STAGE_COUNT)]
         self._holds: list[list[_Hold]] = [[] for _ in range(STAGE_COUNT)]
         self._waiting: list[list[Waiter]] = [[] for _ in range(STAGE_COUNT)]
@@ -61,21 +60,19 @@ class FairArbiter(Arbiter):
     def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Start at the smallest virtual time of those present."""
         with self._mutex:
-            self._members.add(member)
-            self._note_members()
             self._queue.join(member, solo_iteration_s)
+            self._note_members()
             self._promises.join(member, min_speed, solo_iteration_s, self._now())
 
     def leave(self, member: str) -> None:
         """Free what the member holds."""
         with self._mutex:
-            self._members.discard(member)
-            self._note_members()
             self._interrupt(member)
             for resource in range(STAGE_COUNT):
                 while (hold := self._hold_of(member, resource)) is not None:
                     self._pass_on(resource, hold, self._now())
             self._queue.leave(member)
+            self._note_members()
             self._promises.leave(member)
             for resource in range(STAGE_COUNT):  # what was kept free for it
                 self._dispatch(resource)
@@ -83,7 +80,7 @@ class FairArbiter(Arbiter):
     def acquire(self, member: str, resource: int) -> float:
         """Take a token if one is free, else wait for the member's turn."""
         with self._mutex:
-            if member not in self._members:
+            if member not in self._queue.members:
                 raise WaitInterruptedError(member)
             self._queue.catch_up(member)
             self._promises.asks(member, resource, self._now())
@@ -155,7 +152,7 @@ class FairArbiter(Arbiter):
 
     def _note_members(self) -> None:
         if not self._several_ranks:
-            self.waiting_hint[TURNS_INDEX] = SOLE_MEMBER if len(self._members) == 1 else TURNS
+            self.waiting_hint[TURNS_INDEX] = SOLE_MEMBER if len(self._queue.members) == 1 else TURNS
 
     def _is_free(self, resource: int) -> bool:
         return len(self._holds[resource]) < self._tokens[resource]

@@ -73,24 +73,24 @@ class FairQueue:
     def __init__(self, window_s: float = DEFAULT_WINDOW_S, finish_weight: float = DEFAULT_FINISH_WEIGHT) -> None:
         self._window_s = window_s
         self._finish_weight = finish_weight
-        self._members: dict[str, _Progress] = {}
+        self.members: dict[str, _Progress] = {}
 
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
         """Add a member at the smallest virtual time; learn its iteration time alone from its busy times when None."""
-        start_s = min((progress.virtual_s for progress in self._members.values()), default=0.0)
-        self._members[member] = _Progress(start_s, solo_iteration_s, solo_iteration_s is not None)
+        start_s = min((progress.virtual_s for progress in self.members.values()), default=0.0)
+        self.members[member] = _Progress(start_s, solo_iteration_s, solo_iteration_s is not None)
 
     def leave(self, member: str) -> None:
         """Forget a member."""
-        self._members.pop(member, None)
+        self.members.pop(member, None)
 
     def served(self, member: str, resource: int, seconds: float) -> None:
         """Count resource time within the iteration under way."""
-        self._members[member].served_s[resource] += seconds
+        self.members[member].served_s[resource] += seconds
 
     def iteration_done(self, member: str, busy_s: float, stage_s: Sequence[float]) -> None:
         """Count an iteration that took `busy_s` without its waits, and used each resource for `stage_s`."""
-        progress = self._members.get(member)
+        progress = self.members.get(member)
         if progress is None:
             return
         if not progress.known:
@@ -104,15 +104,15 @@ class FairQueue:
 
     def catch_up(self, member: str) -> None:
         """Forgive arrears beyond the window, before a request."""
-        progress = self._members[member]
-        furthest_s = max(other.virtual_s for other in self._members.values())
+        progress = self.members[member]
+        furthest_s = max(other.virtual_s for other in self.members.values())
         behind_s = furthest_s - self._window_s - progress.virtual_s
         if behind_s > 0:
             progress.start_s += behind_s
 
     def virtual_s(self, member: str) -> float:
         """Return the member's virtual time."""
-        return self._members[member].virtual_s
+        return self.members[member].virtual_s
 
     def order(self, waiting: Iterable[str], resource: int, waited_s: Mapping[str, float] | None = None) -> list[str]:
         """Return the members that wait for the resource, first the one that goes first; the smaller id on a tie.
@@ -122,7 +122,7 @@ class FairQueue:
         ages, weight = waited_s or {}, self._finish_weight
 
         def key(member: str) -> tuple[float, tuple[int, str]]:
-            rest_s = self._members[member].remaining_s(resource)
+            rest_s = self.members[member].remaining_s(resource)
             short_s = min(rest_s, LONGEST_SHORT_S)
             stands_back_s = weight * short_s + min(weight, 1.0) * (rest_s - short_s)
             lag_s = self.virtual_s(member) + stands_back_s - AGE_WEIGHT * ages.get(member, 0.0)
