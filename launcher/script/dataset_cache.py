@@ -361,11 +361,7 @@ os.register_at_fork(after_in_child=_renew_mutexes)
 
 
 def encode(item: object) -> bytes:
-    """An item as bytes.
-
-    Raises:
-        Exception: The item cannot be pickled; which error depends on the item.
-    """
+    """An item as bytes; any exception may say that it cannot be pickled."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(item)
     return buffer.getvalue()
@@ -377,11 +373,7 @@ def decode(content: bytes) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles plain tensors as their own elements.
-
-    PyTorch pickles the whole storage that a tensor looks into: a row of a large tensor would take
-    the large tensor's size.
-    """
+    """Pickles plain tensors as their own elements: PyTorch would take all of a large tensor's storage for one row."""
 
     def reducer_override(self, value: Any) -> Any:
         """How to pickle a value; NotImplemented leaves it to pickle's own way."""

@@ -297,7 +297,7 @@ _TURN_S: Final = 2.0
 """Time between two looks at the members; the monitor itself measures more rarely, but whenever one comes or goes."""
 
 
-class NodeMonitor:
+class NodeMonitor(threading.Thread):
     """A thread that measures the node's use and writes it beside the runtime's status file.
 
     The runtime may run under its members' Python, which need not have psutil and pynvml; a pilot job does. A failure
@@ -305,23 +305,20 @@ class NodeMonitor:
     """
 
     def __init__(self, status: Path, processes: MemberProcesses) -> None:
+        super().__init__(name="node-monitor", daemon=True)
         self.latest: dict[str, Any] | None = None  # as JSON values; None before the second look
         self._status = status
         self._processes = processes
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="node-monitor", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; NVML may take seconds to wake a GPU."""
-        self._thread.start()
 
     def close(self) -> None:
         """End the thread and remove the file."""
         self._ended.set()
-        self._thread.join(_TURN_S)
+        self.join(_TURN_S)
         use_file(self._status).unlink(missing_ok=True)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Measure until `close`; NVML may take seconds to wake a GPU."""
         try:
             monitor = Monitor()
             for note in monitor.notes:
