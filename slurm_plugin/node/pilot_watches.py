@@ -89,10 +89,16 @@ class MemberWatch:
         waiting: list[int] = []
         for job_id in self._members(members, here):
             asks_tag = not at_work and (late or members.get(str(job_id), {}).get("state") == "ended")
-            state = self._state(job_id, asks_tag=asks_tag)
-            if state is None:
+            try:
+                record = job_record(job_id)
+            except NoSuchJobError:
                 continue
-            if state != "PENDING" or not late:
+            # A job that was stopped and returned to the queue names this pilot no more. The controller tags members a
+            # moment after it submits the pilot, so those that have yet to attach are not asked for it.
+            tag = tags.parse_state(record.admin_comment) if asks_tag else None
+            if not record.is_active or (asks_tag and (tag is None or tag.pilot != self._pilot)):
+                continue
+            if record.state != "PENDING" or not late:
                 self._last_found = job_id
                 return True
             waiting.append(job_id)
@@ -112,21 +118,6 @@ class MemberWatch:
         with contextlib.suppress(NoSuchJobError):
             _, joined = tags.parse_pilot(job_record(self._pilot).admin_comment) or ("", ())
             yield from (job_id for job_id in joined if job_id not in known)
-
-    def _state(self, job_id: int, *, asks_tag: bool) -> str | None:
-        """Return a member's state in Slurm; None where it has ended or is not a member any more.
-
-        With `asks_tag` its AdminComment has to name this pilot, which it no longer does if the job was stopped and
-        returned to the queue. The controller tags members a moment after it submits the pilot, so those that have yet
-        to attach are not asked for it.
-        """
-        try:
-            record = job_record(job_id)
-        except NoSuchJobError:
-            return None
-        state = tags.parse_state(record.admin_comment) if asks_tag else None
-        is_member = not asks_tag or (state is not None and state.pilot == self._pilot)
-        return record.state if record.is_active and is_member else None
 
 
 def _sessions(members: Members) -> int:
