@@ -50,11 +50,13 @@ def measure(
         path.write_bytes(script)
         path.chmod(0o700)
         command = [str(path), *arguments]
-        result = _stages(command, limits, Path(folder), None if cpus is None else _at_most_here(cpus[0]))
+        # Of the CPUs that Slurm gave, no more than this machine has can be measured.
+        own, most = (max(1, min(given, usable_cpus())) for given in cpus or (1, 1))
+        result = _stages(command, limits, Path(folder), None if cpus is None else own)
         if cpus is None or "error" in result:
             return result
         try:
-            return {**result, SWEEP: sweep_figures(_sweep_cpus(command, cpus[1], limits.time_limit_s))}
+            return {**result, SWEEP: sweep_figures(_sweep_cpus(command, most, limits.time_limit_s))}
         except MuriError as error:  # the stages are known all the same
             print(f"muri: how it follows its CPUs was not measured: {error}", file=sys.stderr)
             return result
@@ -101,11 +103,6 @@ def _with_cpus(count: int, base: Mapping[str, str]) -> dict[str, str]:
     return {**base, **{name: str(count) for name in _SLURM_COUNTS if name in base}}
 
 
-def _at_most_here(cpus: int) -> int:
-    """CPUs that Slurm gave, of which no more than this machine has can be measured."""
-    return max(1, min(cpus, usable_cpus()))
-
-
 def _limited(command: Sequence[str], count: int) -> list[str]:
     """A command that affinity keeps on so many cores."""
     return [sys.executable, "-c", _LIMITED.format(cores=sorted(cores(count))), *command]
@@ -132,7 +129,7 @@ def _sweep_cpus(command: Sequence[str], most: int, time_limit_s: float) -> CpuSe
             limited = _limited(command, count)
             return watched_throughput(lambda told, output: _start(limited, told, output), variables, window)
 
-    return bisect(measure_on, _at_most_here(most))
+    return bisect(measure_on, most)
 
 
 def publish(target: int, token: str, result: dict[str, Any]) -> None:
