@@ -283,8 +283,7 @@ def read_group(path: Path, *, follow_links: bool = True) -> GroupView:
 
 def _with_plain_members(status: dict[str, Any]) -> dict[str, Any]:
     """Add the members that the pilot job sees on the node and the runtime does not know: they share without turns."""
-    use = status.get("use")
-    plain = use.get("plain") if isinstance(use, dict) else None
+    plain = _part(status, "use").get("plain")
     members = dict(status["members"])
     for name in plain[:MOST_ROWS] if isinstance(plain, list) else ():
         known = members.get(name, {}) if isinstance(name, str) and name.isdecimal() else {"state": "running"}

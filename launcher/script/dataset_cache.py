@@ -504,8 +504,6 @@ SPARE: Final = 0.1
 LOOKS: Final = 32
 """While it fills, the cache looks so often at what the processes need."""
 
-_KIB: Final = 1024
-
 
 def left_bytes(given_bytes: int, root: int, others_bytes: int) -> int:
     """Return the bytes that a cache may take now of the memory given.
@@ -544,5 +542,5 @@ def _own_bytes(pid: int) -> int:
         with contextlib.suppress(OSError, ValueError, IndexError):
             for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():
                 if line.startswith(key):
-                    return int(line.split()[1]) * _KIB
+                    return int(line.split()[1]) * 1024
     return 0
