@@ -50,7 +50,7 @@ _PUT_BACK_AT_LEISURE_S: Final = 60.0
 _STEP_TRIES = 3
 """srun gives up when slurmctld does not answer for half a minute; and the port for the ranks may be taken meanwhile."""
 
-_PILOT_FILE = re.compile(r"(?:r[0-9]+-)?(?:pilot|host)-([0-9]{1,10})\.(?:json|use\.json|log|trace\.json)")
+_PILOT_FILE = re.compile(r"(?:r[0-9]+-)?(?:pilot|host)-([0-9]{1,10})\.(?:(log|trace\.json)|json|use\.json)")
 
 _KEEP_STATUS_S = 30.0
 
@@ -260,12 +260,15 @@ def refuse(group: GroupSpec, why: str, processes: MemberProcesses, clock: Clock 
 def remove_left_behind(run_dir: Path, own: int, now_s: float) -> None:
     """Remove files of earlier pilot jobs than `own` in the user's directory: killed ones' status, old logs and traces.
 
-    Only Slurm can say which pilots are gone: the directory may be shared by several nodes.
+    Only Slurm can say which pilots are gone: the directory may be shared by several nodes. It need not be asked about
+    one whose runtime lives and replaces its status every second.
     """
-    files = {path: int(name[1]) for path in run_dir.iterdir() if (name := _PILOT_FILE.fullmatch(path.name))}
-    others = {path: pilot for path, pilot in files.items() if pilot != own and _has_served(path, now_s)}
-    if not others:
-        return
+    others: dict[Path, int] = {}
+    for path in run_dir.iterdir():
+        if (name := _PILOT_FILE.fullmatch(path.name)) and int(name[1]) != own:
+            with contextlib.suppress(FileNotFoundError):
+                if now_s - path.lstat().st_mtime > (_KEEP_LOGS_S if name[2] else _KEEP_STATUS_S):
+                    others[path] = int(name[1])
     try:
         gone = {pilot for pilot in sorted(set(others.values())) if not state_of(pilot)}
     except GatewayError as error:
@@ -274,17 +277,6 @@ def remove_left_behind(run_dir: Path, own: int, now_s: float) -> None:
     for path, pilot in others.items():
         if pilot in gone:
             path.unlink(missing_ok=True)
-
-
-def _has_served(path: Path, now_s: float) -> bool:
-    """Whether a file is of no use once its pilot job is gone: a status soon, a log or a trace after a while.
-
-    A runtime that lives replaces its status every second, so Slurm need not be asked about its pilot job.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        kept = path.suffixes not in ([".json"], [".use", ".json"])
-        return now_s - path.lstat().st_mtime > (_KEEP_LOGS_S if kept else _KEEP_STATUS_S)
-    return False
 
 
 def members_python(group: GroupSpec) -> str:

@@ -62,10 +62,7 @@ class MemberWatch:
         self._last_found = 0
 
     def is_over(self, members: Members, here: Collection[str] = ()) -> bool:
-        """Return whether the pilot can exit; `here` are the jobs of members that have processes on this node.
-
-        Slurm is asked rarely, and in few calls.
-        """
+        """Return whether the pilot can exit; `here` are the jobs of members that have processes on this node."""
         states = {member.get("state") for member in members.values()}
         phase = AT_WORK if here or "running" in states else ENDED if states == {"ended"} else AWAITED
         # Pauses are short again when a script has started, or the last one has ended.
