@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -131,24 +131,12 @@ def stat_of(task: Path) -> tuple[str, list[str]]:
     return named.partition("(")[2], rest.split()
 
 
-def children_of(threads: Iterable[Path]) -> Iterator[int]:
-    """The processes that these threads have started and that still exist."""
-    for thread in threads:
-        with contextlib.suppress(OSError):
-            yield from map(int, (thread / "children").read_text().split())
-
-
 def descendants_of(root: int) -> Iterator[int]:
-    """All processes that descend from one; parents come before their children."""
+    """All processes that descend from one and still exist; parents come before their children."""
     waiting = [root]
     while waiting:
-        children = list(children_of(threads_of(waiting.pop(0))))
-        yield from children
-        waiting.extend(children)
-
-
-def threads_of_trees(pids: Iterable[int]) -> Iterator[Path]:
-    """All threads of these processes and of their descendants."""
-    for pid in pids:
-        for each in (pid, *descendants_of(pid)):
-            yield from threads_of(each)
+        for thread in threads_of(waiting.pop(0)):
+            with contextlib.suppress(OSError):
+                children = list(map(int, (thread / "children").read_text().split()))
+                yield from children
+                waiting.extend(children)

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -28,9 +28,8 @@ from muri.launcher.job.environment import (
     seconds_of,
     stat_of,
     threads_of,
-    threads_of_trees,
 )
-from muri.launcher.sessions.setup import MemberSession, Roots
+from muri.launcher.sessions.setup import MemberSession
 
 logger = logging.getLogger("muri.launcher")
 
@@ -255,11 +254,9 @@ class HangWatch:
 
     def check(self) -> float:
         """Check all members and end those that hang; returns the seconds until the next check."""
-        watched = [session for session in self._running() if not session.hung]
-        roots = {session: session.roots() for session in watched}
-        sessions = [session for session in watched if not session.paused]
+        sessions = [session for session in self._running() if not session.hung and not session.paused]
         self._timers = {session: self._timers.get(session) or self._begin(session) for session in sessions}
-        findings = [self._find(session, roots) for session in sessions]
+        findings = [self._find(session) for session in sessions]
         for session in sessions:
             self._warn(session, self._timers[session])
         for finding in findings:
@@ -295,13 +292,11 @@ class HangWatch:
         interval_s = sampling_interval_s(timeout_s)
         return _Timers(IdleTimer(interval_s, self._now), timeout_s, ThreadMeter())
 
-    def _find(self, session: MemberSession, roots: Mapping[MemberSession, Roots]) -> Finding:
-        timers, mine = self._timers[session], roots[session]
+    def _find(self, session: MemberSession) -> Finding:
+        timers, threads = self._timers[session], session.working_threads()
         obstructs, waits = self._arbiter.obstructs(session.member), self._arbiter.waits(session.member)
-        threads = timers.threads.sample(_threads_of(mine))
-        idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs, waits))
-        is_seen = bool(mine.process or mine.threads)
-        if not is_seen or (waits and not obstructs):
+        idle_s = timers.idle.idle_s(timers.threads.sample(threads), (session.clock.iterations, obstructs, waits))
+        if not threads or (waits and not obstructs):
             idle_s = 0.0
         return Finding(session, idle_s, obstructs, timers.timeout_s)
 
@@ -310,13 +305,6 @@ def idle_cause(scope: str, *, obstructs: bool) -> str:
     """Return why an idle member is ended; `scope` says for how long, or where, nothing of it has worked."""
     what = "holds a resource for which other jobs wait" if obstructs else "has stopped in the middle of its training"
     return f"the script {what}, and nothing of it has worked {scope}: it hangs and is ended ({HINT})"
-
-
-def _threads_of(roots: Roots) -> list[Path]:
-    """Return all threads that work for a member, those of its process's subprocesses included."""
-    if roots.process:
-        return list(threads_of_trees([roots.process]))
-    return [Path(f"/proc/{os.getpid()}/task/{number}") for number in roots.threads]
 
 
 class SuspensionWatch:

@@ -244,7 +244,7 @@ class Member:
             "measured": self.measured(),
             "gpu_mem_peak_gib": None if session is None else session.clock.gpu.gpu_mem_peak_gib,
             "isolation": None if session is None else session.isolation,
-            "script_pid": (session.roots().process or None) if session is not None and at_work else None,
+            "script_pid": None if session is None or not at_work else session.script_pid,
             "checkpoint": session is not None and session.checkpointed,
             "exit_code": None if session is None or self.state == "running" else session.exit_code,
         }

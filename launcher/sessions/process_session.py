@@ -16,11 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from muri.group_spec import MemberSpec
 from muri.launcher import process_gate, protocol
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.job.environment import descendants_of, threads_of
 from muri.launcher.job.stage_clock import (
     NO_TURNS,
     STAGE_COUNT,
@@ -35,7 +37,6 @@ from muri.launcher.sessions.peer_process import PeerProcess
 from muri.launcher.sessions.setup import (
     CANCEL_GRACE_S,
     MemberSession,
-    Roots,
     call_later,
     take_short_turns,
     write_notice,
@@ -144,9 +145,10 @@ class ProcessSession(MemberSession):
         """What the script's process has told of itself."""
         return self._facts
 
-    def roots(self) -> Roots:
-        """The script's process."""
-        return Roots(process=self.client_pid)
+    def working_threads(self) -> list[Path]:
+        """The threads of the script's process and of its subprocesses."""
+        pid = self.client_pid
+        return [thread for each in (pid, *descendants_of(pid)) for thread in threads_of(each)] if pid else []
 
     def shut_down(self, grace_s: float) -> None:
         """The runtime ends: the script's gate opens for good, and its job goes on until Slurm ends it."""

@@ -9,7 +9,6 @@ import struct
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,14 +48,6 @@ HUNG_GRACE_S: Final = 2.0
 DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/kfd")
 
 
-@dataclass(frozen=True)
-class Roots:
-    """Where a member's threads and processes begin; neither is known of a process that cannot be seen from here."""
-
-    threads: tuple[int, ...] = ()  # the kernel's numbers of its threads in this process
-    process: int = 0  # the script's own process, 0 for none
-
-
 class MemberSession(ABC):
     """One run of a member's script: `process_session.ProcessSession`, or a thread (`launcher.threads`)."""
 
@@ -86,6 +77,11 @@ class MemberSession(ABC):
         return False
 
     @property
+    def script_pid(self) -> int | None:
+        """The script's own process; None for a thread, and once it is gone, or if it cannot be seen."""
+        return self.client_pid or None if self.isolation == "process" else None
+
+    @property
     @abstractmethod
     def lost(self) -> bool:
         """Whether the runtime's end cut the script short, so that its exit code means nothing."""
@@ -113,8 +109,8 @@ class MemberSession(ABC):
         """Write a line to the script's standard error, without waiting for its reader."""
 
     @abstractmethod
-    def roots(self) -> Roots:
-        """Return where the threads and processes begin that work for the script."""
+    def working_threads(self) -> list[Path]:
+        """Return the threads that work for the script, as directories in /proc; none if it cannot be seen from here."""
 
     @abstractmethod
     def facts(self) -> Mapping[str, Any] | None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from muri.group_spec import MemberSpec
@@ -25,7 +26,6 @@ from muri.launcher.sessions.setup import (
     CANCEL_GRACE_S,
     HUNG_EXIT_CODE,
     MemberSession,
-    Roots,
     call_later,
     write_notice,
 )
@@ -161,10 +161,10 @@ class ThreadSession(MemberSession):
     def _works_ahead(self, depth: int, period: int) -> None:
         self._ahead = self._ahead.widened(LoaderAhead(depth, period))
 
-    def roots(self) -> Roots:
+    def working_threads(self) -> list[Path]:
         """The session's threads."""
         threads = [self._thread, *self._state.threads]
-        return Roots(tuple(thread.native_id for thread in threads if thread.native_id and thread.is_alive()))
+        return [Path(f"/proc/self/task/{one.native_id}") for one in threads if one.native_id and one.is_alive()]
 
     def shut_down(self, grace_s: float) -> None:
         """The runtime ends: let the script save itself, or end it."""

@@ -22,7 +22,6 @@ from muri.launcher.job.environment import DURATIONS_S, seconds_of
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
 from muri.launcher.runtime.hangs import HangWatch, IdleTimer, ThreadMeter, ThreadSample, is_stopped
 from muri.launcher.runtime.ranks import IdleReports
-from muri.launcher.sessions.setup import Roots
 from muri.launcher.shared_process.danger_watch import LockWatch
 
 TIMEOUT_S = "1"
@@ -315,8 +314,8 @@ class Idle:
         call = Path(f"/proc/self/task/{self._thread.native_id}/syscall")  # "running", or its number and arguments
         until(lambda: call.read_text().split()[1:2] == [hex(reading)], "the thread to wait for the pipe")
 
-    def roots(self) -> Roots:
-        return Roots(threads=(self._thread.native_id or 0,))
+    def working_threads(self) -> list[Path]:
+        return [Path(f"/proc/self/task/{self._thread.native_id}")]
 
     def end_as_hung(self, cause: str) -> None:
         self.hung = True
@@ -385,7 +384,7 @@ def test_who_has_trained_must_not_be_idle_unless_it_waits_for_its_turn_or_slurm_
 
 def test_a_script_whose_process_cannot_be_seen_from_here_is_not_called_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     unseen, waiting = sessions = Idle("1"), Idle("2")
-    monkeypatch.setattr(unseen, "roots", Roots)
+    monkeypatch.setattr(unseen, "working_threads", list)
     group = Watched(*sessions)
     group.arbiter.acquire("1", 0)
     waits = group.waits(("2", 0))

@@ -17,7 +17,6 @@ from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.runtime import member_table
 from muri.launcher.runtime.hangs import SuspensionWatch, frozen
 from muri.launcher.runtime.member_table import Member
-from muri.launcher.sessions.setup import Roots
 
 TRAIN = """
     import os, sys, time
@@ -168,7 +167,7 @@ def test_an_iteration_with_a_pause_counts_but_tells_no_times() -> None:
 def a_session() -> SimpleNamespace:
     """A session of a process."""
     return SimpleNamespace(
-        member="101", paused=False, client_pid=7, clock=StageClock(), roots=Roots, ended=threading.Event(),
+        member="101", paused=False, client_pid=7, clock=StageClock(), script_pid=None, ended=threading.Event(),
         isolation="process",
     )  # fmt: skip
 

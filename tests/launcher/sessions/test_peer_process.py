@@ -135,7 +135,7 @@ def test_a_session_that_has_ended_watches_nothing_however_long_it_is_remembered(
 def test_a_session_that_is_given_up_ends_once_and_its_process_goes_on(sleeper: "subprocess.Popen[str]") -> None:
     child_of(sleeper)
     session, gate, ended = a_session(PeerProcess(sleeper.pid), FairArbiter())
-    assert session.roots().process == sleeper.pid
+    assert session.client_pid == sleeper.pid
     with gate:
         session.shut_down(0.0)
         assert (session.exit_code, session.lost, session.is_over) == (None, True, True)
