@@ -31,10 +31,11 @@ def test_example_alone_has_its_bottleneck(launcher: Launcher, kind: str, bottlen
 
 
 def test_four_examples_share_a_runtime(launcher: Launcher) -> None:
-    runtime = launcher.threads("101", "102", "103", "104", options=("--preload", "torch"))
+    launcher.threads("101", "102", "103", "104", options=("--preload", "torch"))
     jobs = dict(zip(("101", "102", "103", "104"), BOTTLENECKS, strict=True))
+    own = {"network": {"MURI_ISOLATION": "process"}}  # it starts a process, which a thread may not
     members = [
-        launcher.member(job, EXAMPLES / f"train_{kind}.py", "--iterations", 10, "--seed", job)
+        launcher.member(job, EXAMPLES / f"train_{kind}.py", "--iterations", 10, "--seed", job, **own.get(kind, {}))
         for job, kind in jobs.items()
     ]
     assert [ends(member) for member in members] == [0, 0, 0, 0], [launcher.err(job) for job in jobs]
@@ -42,26 +43,12 @@ def test_four_examples_share_a_runtime(launcher: Launcher) -> None:
         lines = launcher.out(job).splitlines()
         assert lines[0].startswith("iteration 10 loss ")
         assert lines[1:] == ["done: 10 iterations"]
-    until(lambda: not peers(psutil.Process(runtime.pid)), "the end of the network example's peer")
-
-
-def peers(runtime: psutil.Process) -> list[psutil.Process]:
-    """The other ends of network examples, among the runtime's children."""
-    return [child for child in runtime.children() if "network_peer.py" in _command_line(child)]
-
-
-def _command_line(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # it ended between the two questions
-        return ""
 
 
 def test_peer_of_the_network_example_dies_with_a_killed_job(launcher: Launcher) -> None:
-    launcher.threads("101", options=("--preload", "torch"))
+    launcher.runtime("101")
     job = launcher.member("101", EXAMPLES / "train_network.py", "--iterations", 100_000)
     launcher.says("101", "iteration")
-    runtime = psutil.Process(launcher.status()["pid"])
-    assert peers(runtime)
+    (peer,) = (one for one in psutil.Process(job.pid).children() if "network_peer.py" in " ".join(one.cmdline()))
     job.kill()
-    until(lambda: not peers(runtime), "the end of the peer")
+    until(lambda: not peer.is_running() or peer.status() == psutil.STATUS_ZOMBIE, "the end of the peer")
