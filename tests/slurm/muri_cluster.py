@@ -192,6 +192,8 @@ class MuriCluster:
         options.setdefault("iterations", 5)
         jobs = [self.submit(kind, *request, **options) for kind in kinds]
         self.cycle()
+        for job in jobs:
+            assert "muri-grant:" in self.driver.job(job)["AdminComment"], self.explain(job, user="root")
         self.wait_grouped(*jobs)
         (pilot,) = self.pilots()
         return jobs, pilot
