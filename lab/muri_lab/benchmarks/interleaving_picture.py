@@ -17,7 +17,9 @@ NAMES = {"101": "storage", "102": "network", "103": "cpu", "104": "gpu"}
 def record(folder: Path, discipline: str, iterations: int) -> Path:
     """Train the four examples in one runtime and return its trace."""
     trace = folder / "trace.json"
-    members = [{"job_id": job_id, "isolation": "thread"} for job_id in NAMES]
+    # The network job starts its peer, which no thread may.
+    kept = {"network": "process"}
+    members = [{"job_id": job_id, "isolation": kept.get(kind, "thread")} for job_id, kind in NAMES.items()]
     group = group_of({"members": members, "discipline": discipline})
     with start_runtime(folder, group, "--trace", str(trace)) as runtime:
         jobs = [_start(job_id, kind, folder, iterations) for job_id, kind in NAMES.items()]

@@ -6,7 +6,7 @@
 
 The jobs are the scripts in real_jobs/, the same for every way of running them, with PyTorch's defaults. Their network
 is slow: a veth pair into a network namespace, its rate limited by tc (tbf). Ways "plain…" are a user's own, without
-Muri; the others are a discipline, with the members as threads of the runtime or as processes.
+Muri; the others are a discipline, with the members as processes.
 """
 
 import argparse
@@ -35,9 +35,8 @@ WITHOUT_MURI: Mapping[str, Mapping[str, str]] = {
     "plain-passive": PASSIVE,
     "plain-one-thread": {"OMP_NUM_THREADS": "1"},
 }
-WITH_MURI = tuple(
-    f"{isolation}:{discipline}" for isolation in ("threads", "processes") for discipline in ("fair", "auto", "plain")
-)
+# The network job starts its peer, which no thread may.
+WITH_MURI = tuple(f"processes:{discipline}" for discipline in ("fair", "auto", "plain"))
 WAYS = (*WITHOUT_MURI, *WITH_MURI)
 AUTO = "processes:auto"
 SCRIPTS = Path(__file__).parent / "real_jobs"
@@ -100,9 +99,7 @@ def _run_together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> tu
             for job in JOBS:
                 run.start_job(job, **WITHOUT_MURI[way])
         else:
-            isolation, _, discipline = way.partition(":")
-            own = {"threads": "thread", "processes": "process"}[isolation]
-            run.start_interleaved(solo_s, discipline=discipline, isolation=own)
+            run.start_interleaved(solo_s, discipline=way.removeprefix("processes:"), isolation="process")
         return {job: rate * solo_s[job] for job, rate in run.measure().items()}, run.changes
 
 
