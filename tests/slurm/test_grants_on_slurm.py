@@ -125,7 +125,8 @@ def test_each_task_has_its_part_and_a_step_takes_nothing_from_others(site: Drive
 def test_steps_at_the_same_time_have_different_gpus(site: Driver) -> None:
     pilot, gpus = start_pilot(site, "--gres=gpu:2")
     meet = "touch $0; until [ -e a -a -e b ]; do sleep 0.1; done"
-    step = f"srun --exact --ntasks=1 --gres=gpu:1 sh -c 'sh {shows(site)}; {meet}'"
+    # Both have started: with cgroups v1 Slurm closes the first one's GPU while the second one starts.
+    step = f"srun --exact --ntasks=1 --gres=gpu:1 sh -c '{meet}; sh {shows(site)}'"
     member = submit(site, f"rm -f a b; {step} a & {step} b & wait; {step} a", f"muri-grant:{pilot}", "--ntasks=2")
     assert site.wait_state(member)["JobState"] == "COMPLETED"
     *both, after = lines_of(site, member)
