@@ -56,6 +56,7 @@ static struct {
 	uint32_t each;	/* GPUs that a task asks for, 0: all */
 	size_t first;	/* of the job's GPUs the step's first one, by its place */
 	int places;	/* holds the step's GPUs against other steps that ask for some */
+	uint32_t ended;	/* tasks */
 	struct muri_grant grant;
 	struct muri_job pilot;
 	struct muri_gpus gpus;
@@ -451,6 +452,14 @@ void muri_member_task(spank_t spank)
 	dprintf(STDERR_FILENO, "muri: %s%s\n", why,
 		member.told && member.told->kept ? "" : "; the job goes back to the queue");
 	_exit(TEMPORARY);
+}
+
+void muri_member_task_ended(void)
+{
+	if (member.places < 0 || ++member.ended < member.tasks)
+		return;
+	close(member.places);
+	member.places = -1;
 }
 
 void muri_member_exit(spank_t spank)

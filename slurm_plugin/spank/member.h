@@ -16,6 +16,9 @@ void muri_member_forked(spank_t spank);
 /* In the task, as its user, before its program: set its variables, or end it where the grant failed. */
 void muri_member_task(spank_t spank);
 
+/* A task's end, before srun hears of it: the last one gives the step's GPUs to the job's other steps. */
+void muri_member_task_ended(void);
+
 /* A step's end, as root: put the job back into the queue where its grant failed. */
 void muri_member_exit(spank_t spank);
 

@@ -434,6 +434,16 @@ PUBLIC int slurm_spank_task_init(spank_t spank, int count, char *arguments[])
 	return 0;
 }
 
+PUBLIC int slurm_spank_task_exit(spank_t spank, int count, char *arguments[])
+{
+	(void)spank;
+	(void)count;
+	(void)arguments;
+	if (spank_context() == S_CTX_REMOTE)
+		muri_member_task_ended();
+	return 0;
+}
+
 PUBLIC int slurm_spank_exit(spank_t spank, int count, char *arguments[])
 {
 	(void)count;
