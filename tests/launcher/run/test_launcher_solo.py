@@ -91,7 +91,8 @@ def test_dry_run_measures_after_warm_up_and_ends_the_script(launcher: Launcher) 
     result = json.loads(request.result_path.read_text())
     assert result["iterations"] == 15
     for stage, seconds in {"load": 0.02, "preprocess": 0.01, "propagate": 0.03, "synchronize": 0.005}.items():
-        assert seconds <= result[f"{stage}_s"] < 2 * seconds, "the slow first iterations do not count"
+        # A fetch's time of computing is preprocess, told by another clock, which is read microseconds later.
+        assert 0.99 * seconds < result[f"{stage}_s"] < 2 * seconds, "the slow first iterations do not count"
     assert 0.065 <= result["iteration_s"] < 0.13
     assert result["gpu_mem_gib"] == 0
     assert launcher.out(None).split() == [str(step) for step in range(20)]
