@@ -10,7 +10,7 @@ import pytest
 
 from muri.profiler.exchange import to_json
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
-from sandbox.driver import Driver
+from sandbox.driver import DeadlineError, Driver
 from sandbox.support import CONTROLLER
 
 #: Models are measured in dry runs. The machine's cores belong to all tests: its dry runs are disturbed, and all the
@@ -282,7 +282,10 @@ class MuriCluster:
     def wait_grouped(self, *jobs: int) -> None:
         """Wait until the jobs run as members and have written their first line."""
         for job in jobs:
-            self.driver.wait_state(job, "RUNNING")
+            try:
+                self.driver.wait_state(job, "RUNNING")
+            except DeadlineError as error:
+                raise AssertionError(self.explain(job, user="root")) from error
         self.driver.wait_until(
             lambda: all("started" in self.output(job, self.driver.job(job)["UserId"].split("(")[0]) for job in jobs),
             f"the start of the members {jobs}",
