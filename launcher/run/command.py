@@ -173,9 +173,9 @@ def _run_in_group(job_id: str, python: ScriptPython, line: "PythonLine") -> int 
         if may_be_member(os.environ):
             require_no_group(job_id, membership())
     except RuntimeLostError as error:
-        give_up(job_id, error, membership())
+        give_up(job_id, error, membership)
     except OutOfMemoryBesideOthersError as error:
-        return try_with_more_memory(job_id, error, membership())
+        return try_with_more_memory(job_id, error, membership)
     return None
 
 
@@ -233,22 +233,26 @@ def may_be_member(environment: Mapping[str, str]) -> bool:
     return all(value in {None, "", "NoDevFiles", "-1"} for value in seen)
 
 
-def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membership: Membership) -> int:
+def try_with_more_memory(
+    job_id: str, error: OutOfMemoryBesideOthersError, membership: Callable[[], Membership]
+) -> int:
     """Requeue the job if it may try again, else let it fail as it would have alone; returns its exit code."""
     try:
-        if membership.requeue_for_memory(job_id):
+        if membership().requeue_for_memory(job_id):
             wait_for_end(os.environ)
     except MuriError as failure:
         click.echo(f"muri: {error}, and the job could not be requeued: {failure}", err=True)
     return error.exit_code
 
 
-def give_up(job_id: str, error: RuntimeLostError, membership: Membership, clock: Clock = MACHINE_CLOCK) -> NoReturn:
+def give_up(
+    job_id: str, error: RuntimeLostError, membership: Callable[[], Membership], clock: Clock = MACHINE_CLOCK
+) -> NoReturn:
     """Requeue the job and wait to be ended: the script must neither end as if done nor run twice."""
     click.echo(f"muri: {error}; requeueing job {job_id}", err=True)
     for delay_s in (*REQUEUE_DELAYS_S, None):
         try:
-            membership.requeue(job_id, str(error))
+            membership().requeue(job_id, str(error))
             break
         except MuriError as failure:
             if delay_s is None or not getattr(failure, "worth_retrying", True):

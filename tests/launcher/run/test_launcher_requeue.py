@@ -172,7 +172,7 @@ class Refusing:
 def test_refused_requeue_is_tried_again_and_then_told(membership: Refusing, message: str, waited_s: float) -> None:
     clock = VirtualClock()
     with pytest.raises(RuntimeLostError, match=message) as caught:
-        command.give_up("101", RuntimeLostError("gone"), membership, clock)
+        command.give_up("101", RuntimeLostError("gone"), lambda: membership, clock)
     assert caught.value.exit_code == 75
     assert clock() == waited_s
 
@@ -181,3 +181,5 @@ def test_a_broken_slurm_part_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "muri.slurm_plugin.node.membership", None)
     with pytest.raises(MembershipError, match=r"cannot be used: import of muri\.slurm_plugin"):
         load_membership()
+    with pytest.raises(RuntimeLostError, match="gone; and the job could not be requeued: Muri's Slurm part"):
+        command.give_up("101", RuntimeLostError("gone"), load_membership)
