@@ -233,9 +233,7 @@ def may_be_member(environment: Mapping[str, str]) -> bool:
     return all(value in {None, "", "NoDevFiles", "-1"} for value in seen)
 
 
-def try_with_more_memory(
-    job_id: str, error: OutOfMemoryBesideOthersError, membership: Callable[[], Membership]
-) -> int:
+def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membership: Callable[[], Membership]) -> int:
     """Requeue the job if it may try again, else let it fail as it would have alone; returns its exit code."""
     try:
         if membership().requeue_for_memory(job_id):
