@@ -87,9 +87,9 @@ def a_server(run_dir: Path, pilot: str) -> Server:
     return Server(run_dir, nothing, Mock(), AdmissionControl(pilot, nothing))
 
 
-def test_a_runtime_that_starts_does_not_remove_the_socket_of_one_that_starts_too(tmp_path: Path) -> None:
+def test_a_runtime_that_starts_does_not_remove_the_socket_of_one_that_starts_too_or_works(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    first, second = (a_server(tmp_path, pilot) for pilot in ("901", "902"))
+    first, second, third = (a_server(tmp_path, pilot) for pilot in ("901", "902", "903"))
     starting = threading.Thread(target=second.start)
 
     class SlowSocket(socket.socket):
@@ -104,7 +104,8 @@ def test_a_runtime_that_starts_does_not_remove_the_socket_of_one_that_starts_too
     first._socket = SlowSocket(socket.AF_UNIX)
     first.start()
     starting.join()
-    for server, pilot in ((first, "901"), (second, "902")):
+    third.start()
+    for server, pilot in ((first, "901"), (second, "902"), (third, "903")):
         connection = protocol.connect(protocol.pilot_socket(tmp_path, pilot))
         assert connection is not None, pilot
         connection.close()
