@@ -22,7 +22,7 @@ class MemberProcesses:
     """Finds them in /proc, `members` also without the variable; one thread looks, another may read `found`."""
 
     def __init__(self, pilot: int, members: Collection[str] = ()) -> None:
-        # By job id the processes whose parents are not the job's, as of the last search
+        # Of each job id, from the last search; only processes whose parents belong to another job, or to none
         self.found: Mapping[str, frozenset[int]] = {}
         self._pilot = str(pilot).encode()
         self._members = frozenset(members)
@@ -55,12 +55,12 @@ class MemberProcesses:
 
 def _parent(pid: int) -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])  # names are any bytes
     return 0
 
 
 def standard_error(pids: Iterable[int]) -> int | None:
-    """Try these processes in turn, and return the first standard error that can be opened; None if there is none."""
+    """Open the standard error of one of these processes; return None if none of them has one that can be opened."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended, or closed it; or it is a socket

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from polling import until
 
+from muri.slurm_plugin.node import member_processes
 from muri.slurm_plugin.node.member_processes import MemberProcesses, standard_error
 
 PILOT = 2_000_000_000 + os.getpid()  # tests may run at the same time
@@ -52,6 +53,14 @@ def test_members_are_found_by_what_the_plugin_has_set_each_with_its_tasks(
     start(started, "../x")
     processes = MemberProcesses(PILOT)
     until(lambda: found(processes) == {"11": {first, step}, "12": {other}}, "both jobs with their tasks alone")
+
+
+def test_the_parent_of_a_process_with_any_name_is_known() -> None:
+    words = r"printf '(odd\377) S' >/proc/$$/comm; echo; read line"
+    with subprocess.Popen(["sh", "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert member_processes._parent(process.pid) == os.getpid()
 
 
 def test_a_job_without_a_process_is_gone_at_once(started: "list[subprocess.Popen[bytes]]") -> None:
