@@ -43,10 +43,6 @@ def parse_job(text: str) -> dict[str, str]:
     return fields
 
 
-def _boot_time(config: str) -> str:
-    return next(line for line in config.splitlines() if line.startswith("BOOT_TIME"))
-
-
 @dataclass(frozen=True)
 class Driver:
     """A running sandbox as tests and the demo use it.
@@ -149,14 +145,18 @@ class Driver:
 
         Since 23.11 slurmctld answers when its successor has started. On a busy machine scontrol may not wait that long.
         """
-        config = ("scontrol", "show", "config")
-        before = self.run(*config).stdout
+
+        def begun() -> str:
+            config = self.run("scontrol", "show", "config").stdout
+            return next(line for line in config.splitlines() if line.startswith("BOOT_TIME"))
+
+        before = begun()
         try:
             self.run("scontrol", "reconfigure", user="root")
         except CommandError as error:
             if "timed out" not in str(error):
                 raise
-            self.wait_until(lambda: _boot_time(self.run(*config).stdout) != _boot_time(before), "slurmctld's successor")
+            self.wait_until(lambda: begun() != before, "slurmctld's successor")
 
     def restart_controller(self) -> None:
         """Restart slurmctld, which keeps its state."""

@@ -50,10 +50,12 @@ def measure(
         path.write_bytes(script)
         path.chmod(0o700)
         command = [str(path), *arguments]
+        if cpus is None:
+            return _stages(command, limits, Path(folder), None)
         # Of the CPUs that Slurm gave, no more than this machine has can be measured.
-        own, most = (max(1, min(given, usable_cpus())) for given in cpus or (1, 1))
-        result = _stages(command, limits, Path(folder), None if cpus is None else own)
-        if cpus is None or "error" in result:
+        own, most = (max(1, min(given, usable_cpus())) for given in cpus)
+        result = _stages(command, limits, Path(folder), own)
+        if "error" in result:
             return result
         try:
             return {**result, SWEEP: sweep_figures(_sweep_cpus(command, most, limits.time_limit_s))}
