@@ -308,9 +308,10 @@ def idle_cause(scope: str, *, obstructs: bool) -> str:
 
 
 class SuspensionWatch:
-    """Pauses each member whose job is suspended: `scontrol suspend` stops the processes of that job.
+    """Pauses a member while its job is suspended.
 
-    One of them is the script, or the `muri run` of one that is a thread here; the runtime knows it from the socket.
+    `scontrol suspend` stops the processes of a job. One of them is known from the socket: the script, or a thread's
+    `muri run`.
     Depending on ProctrackType Slurm stops it by SIGSTOP or by the freezer of its control group; the kernel shows both.
     """
 

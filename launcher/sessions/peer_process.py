@@ -110,7 +110,7 @@ def _ends_within(file: int, timeout_ms: int | None) -> bool:
 
 
 def _open_pidfd(pid: int) -> int:
-    """Return a descriptor of a process (a pidfd); -1 if there is no such process, or the kernel is older than 5.3."""
+    """Open a pidfd, which stands for one process; return -1 if the process is gone, or on a kernel before 5.3."""
     return int(_libc.syscall(_PIDFD_OPEN, pid, 0)) if pid > 0 else -1
 
 

@@ -88,7 +88,7 @@ def kill_often(ends: PilotEnds, node: str, times: int) -> int:
         WAYS[way](ends, group)
         if settled or way != "all slurmstepds killed":
             ends.ended(group)
-        else:  # Slurm takes a job for running whose slurmstepd was killed before it could do or tell anything
+        else:  # where a slurmstepd was killed before it did or told anything, Slurm thinks that the job runs
             ends.next_had_them_alone(group)
         left = [each for each in ends.holders() if each.split()[0] in (node, "?")]
         assert left == [], (way, kinds, left)

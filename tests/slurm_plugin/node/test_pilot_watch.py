@@ -332,7 +332,7 @@ def test_a_runtime_that_does_not_end_is_killed(group: Group) -> None:
 def test_a_runtime_that_writes_no_status_is_killed_and_its_members_go_back(
     group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As one that a signal has stopped, or whose interpreter C code of a thread keeps."""
+    """A signal may have stopped it, or C code in a member's thread may hold the interpreter's lock."""
     told: list[str] = []
     monkeypatch.setattr(pilot, "put_back", lambda _pilot, _members, reason, *_: told.append(reason("1")))
     writes = [(at_s, partial(os.utime, tmp_path / "status.json", (at_s, at_s))) for at_s in (59.0, 118.0)]
