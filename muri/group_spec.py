@@ -117,7 +117,7 @@ class Place:
 
 
 def cancelled_pilot(pilot: str, member: str) -> str:
-    """Return what a member's user is told when Slurm ends the pilot job, and the member goes back to the queue."""
+    """Return the sentence for a member's user when Slurm ends the pilot job and the member goes back to the queue."""
     return (
         f"pilot job {pilot}, which held the GPUs of its group, was cancelled or has reached its time limit "
         f"(to end this job alone: scancel {member})"
