@@ -13,6 +13,7 @@ from muri_cluster import MuriCluster
 from sandboxes import on_constrained_sites
 
 from sandbox.driver import Driver
+from sandbox.support import CHECKOUT
 
 #: As nvidia-smi does, it fails where it finds no GPU.
 NVIDIA_SMI = """\
@@ -198,12 +199,14 @@ CASES = {
         code="5:0",
     ),
 }  # fmt: skip
+#: A private /tmp hides a checkout in /tmp, and with it the sandbox's Muri.
+TMP = "/var/tmp" if CHECKOUT.is_relative_to("/tmp") else "/tmp"
 PRIVATE_TMP = {
     "private /tmp": Case(
-        "ls -A /tmp\ncut -d' ' -f5 /proc/self/mountinfo | grep -c '^/tmp$'\necho batch > /tmp/kept\n"
-        "muri run train.py 0 /tmp/kept\nsrun muri run train.py 0 /tmp/kept"
+        f"ls -A {TMP}\ncut -d' ' -f5 /proc/self/mountinfo | grep -c '^{TMP}$'\necho batch > {TMP}/kept\n"
+        f"muri run train.py 0 {TMP}/kept\nsrun muri run train.py 0 {TMP}/kept"
     ),
-    "Python in a private /tmp": Case("cp train.py nvidia-smi /tmp\ncd /tmp\nexec muri run train.py 7", code="7:0"),
+    "Python in a private /tmp": Case(f"cp train.py nvidia-smi {TMP}\ncd {TMP}\nexec muri run train.py 7", code="7:0"),
 }
 OF_DEVICES = ("variables", "Python batch script", "before and after", "srun with GPUs", "another root")
 
@@ -332,7 +335,8 @@ def test_on_a_site_whose_jobs_have_a_tmp_of_their_own(site: Driver) -> None:
 
     def reconfigure(conf: str) -> None:
         before = started()
-        files = {"slurm.conf": conf, "job_container.conf": "AutoBasePath=true\nBasePath=/var/lib/tmp-of-jobs\n"}
+        container = f"AutoBasePath=true\nBasePath=/var/lib/tmp-of-jobs\nDirs={TMP},/dev/shm\n"
+        files = {"slurm.conf": conf, "job_container.conf": container}
         for name, host in product(files, ("ctl", *site.instance.host_names)):
             site.write(f"/etc/slurm/{name}", files[name], user="root", mode="0644", on=host)
         site.reconfigure()
@@ -346,4 +350,4 @@ def test_on_a_site_whose_jobs_have_a_tmp_of_their_own(site: Driver) -> None:
         for node in nodes:
             site.run("sh", "-c", KEEP_NAMESPACES, "sh", node, user="root", on=node)
         compare(MuriCluster(site), PRIVATE_TMP)
-        assert [site.run("test", "-e", "/tmp/kept", check=False, on=node).returncode for node in nodes] == [1, 1]
+        assert [site.run("test", "-e", f"{TMP}/kept", check=False, on=node).returncode for node in nodes] == [1, 1]
