@@ -112,7 +112,7 @@ DANGERS: Final[Mapping[str, str]] = {
     "patches": "patched functions of Python or PyTorch",
     "paths": "a changed sys.path",
     "ranks": "process groups",
-    "settings": "resource limits, cores, priority, locale or default dtype of its own",
+    "settings": "resource limits, cores, priority, locale or switches of PyTorch of its own",
     "signals": "signal handlers or timers",
     "threads": "threads or executors of its own",
 }

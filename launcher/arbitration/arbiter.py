@@ -92,9 +92,6 @@ class Arbiter(ABC):
         """Return whether members wait for each other."""
         return True
 
-    def keep_turns_for(self, member: str) -> None:  # noqa: B027 (most disciplines never change)
-        """Take turns whenever this member is there, because it shares its process with others."""
-
     def set_measuring(self, member: str, *, measuring: bool) -> None:  # noqa: B027 (most disciplines never change)
         """Take turns while this member is measured: stages that others slow down say nothing about it."""
 
@@ -166,10 +163,6 @@ class WrappingArbiter(Arbiter):
     @waiting_hint.setter
     def waiting_hint(self, hint: MutableSequence[int] | mmap.mmap) -> None:
         self._inner.waiting_hint = hint
-
-    def keep_turns_for(self, member: str) -> None:
-        """Pass it on."""
-        self._inner.keep_turns_for(member)
 
     def release(self, member: str, resource: int) -> bool:
         """Pass the resource on."""

@@ -386,7 +386,6 @@ class SwitchingArbiter(WrappingArbiter):
         self._seats: dict[str, _Seat] = {}
         self._left: dict[str, _Seat] = {}
         self._holders: list[list[_Seat]] = [[] for _ in range(STAGE_COUNT)]
-        self._in_threads: set[str] = set()
         self._measured: set[str] = set()
         # The latest changes of the discipline, oldest first, as the status file shows them
         self.history: deque[dict[str, object]] = deque(maxlen=HISTORY_LENGTH)
@@ -403,11 +402,6 @@ class SwitchingArbiter(WrappingArbiter):
                 return self._inner.obstructs(member)
             seat = self._seats.get(member)
             return seat is not None and any(seat in holders for holders in self._holders)
-
-    def keep_turns_for(self, member: str) -> None:
-        """Share plainly no more while this member is there."""
-        with self._mutex:
-            self._in_threads.add(member)
 
     def set_measuring(self, member: str, *, measuring: bool) -> None:
         """Share plainly only once no member that is there is measured any more."""
@@ -558,7 +552,7 @@ class SwitchingArbiter(WrappingArbiter):
         if self._choice is not None:
             timed = all(seat.planned_solo_s is not None for seat in self._seats.values())
             self._choice.min_speeds = {member: seat.min_speed for member, seat in self._seats.items() if seat.min_speed}
-            turns = not self._seats.keys().isdisjoint(self._in_threads | self._measured)
+            turns = not self._seats.keys().isdisjoint(self._measured)
             self._follow(self._choice.members_changed(frozenset(self._seats), timed=timed, turns=turns))
 
     def _follow(self, decision: Decision | None) -> None:

@@ -54,6 +54,23 @@ _HOOKABLE: Final = (
 )  # fmt: skip
 """Modules, and classes in them, whose functions scripts replace."""
 
+_SWITCHES: Final = (
+    ("_get_cudnn_enabled", "_set_cudnn_enabled"),
+    ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+    ("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
+    ("_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
+    ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
+    ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+    ("_get_fp32_precision_getter", "_set_fp32_precision_setter"),
+    ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    ("_get_deterministic_algorithms", "_set_deterministic_algorithms"),
+)
+"""Getters and setters in torch._C; those that a PyTorch lacks are left out."""
+
 
 class LockWatch:
     """How often the interpreter's lock is taken when a thread wakes up and wants it.
@@ -113,8 +130,9 @@ class DangerWatch:
 
     def _watch_torch(self, torch: ModuleType) -> None:
         _call_first(torch, "compile", lambda: self._noted.add("compile"))
-        for name in ("set_default_dtype", "set_default_tensor_type"):
+        for name in ("set_default_dtype", "set_default_tensor_type", "set_num_interop_threads"):
             _call_first(torch, name, lambda: self._noted.add("settings"))
+        before_switches_change(torch, lambda: self._noted.add("settings"))
 
     def watch_lock(self) -> None:
         """Begin to look at the interpreter's lock: the script's first iteration is over."""
@@ -202,6 +220,41 @@ def _call_first(owner: ModuleType, name: str, note: Callable[[], None]) -> None:
         return plain(*arguments, **keywords)
 
     setattr(owner, name, noting)
+
+
+def before_switches_change(torch: Any, act: Callable[[], None]) -> None:
+    """Call a function in a thread that is about to give a switch of PyTorch another value."""
+    core = torch._C
+    replaced: dict[Any, Any] = {}
+    for getter, setter in _SWITCHES:
+        get, put = getattr(core, getter, None), getattr(core, setter, None)
+        if get is not None and put is not None:
+            replaced[put] = _acting_first(get, put, act)
+            setattr(core, setter, replaced[put])
+    # Properties such as `torch.backends.cudnn.benchmark` have kept the plain functions.
+    for module in list(vars(torch.backends).values()):
+        for attribute in vars(type(module)).values() if isinstance(module, ModuleType) else ():
+            if type(attribute).__name__ == "ContextProp":
+                attribute.setter = replaced.get(attribute.setter, attribute.setter)
+    set_anomaly = torch.set_anomaly_enabled
+
+    def set_anomaly_enabled(mode: bool, check_nan: bool = True) -> None:
+        if mode:
+            act()
+        set_anomaly(mode, check_nan)
+
+    torch.set_anomaly_enabled = set_anomaly_enabled
+
+
+def _acting_first(get: Callable[..., Any], put: Callable[..., Any], act: Callable[[], None]) -> Callable[..., Any]:
+    """Return a setter that acts before it changes the value, its last argument by position."""
+
+    def put_after_act(*arguments: Any, **options: Any) -> Any:
+        if get(*arguments[:-1]) != arguments[-1] or any(options.values()):
+            act()
+        return put(*arguments, **options)
+
+    return put_after_act
 
 
 def _top(name: Any) -> str:

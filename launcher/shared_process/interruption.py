@@ -18,11 +18,10 @@ from typing import Any, Final
 
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError, give_way
 from muri.launcher.job import script
-from muri.launcher.job.stage_clock import PROPAGATE, Gate, IterationRecord
+from muri.launcher.job.stage_clock import Gate, IterationRecord
 from muri.launcher.shared_process.interpreter import own_excepthook
 from muri.launcher.shared_process.local_imports import LocalModules
 from muri.launcher.shared_process.state import PerSession, SessionState, current_session, in_session
-from muri.launcher.shared_process.torch_settings import apply_torch_flags
 
 
 class Interruption:
@@ -161,8 +160,6 @@ class SessionGate(Gate):
             raise SystemExit(128 + signal.SIGTERM) from None
         if interruption.ended.is_set():  # a helper thread of a script that is over
             self._arbiter.release(self._member, stage)
-        elif stage == PROPAGATE:
-            apply_torch_flags(interruption.state)
         interruption.safe_point()
         return waited_s
 

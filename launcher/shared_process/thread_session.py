@@ -103,7 +103,6 @@ class ThreadSession(MemberSession):
     def start(self, on_end: Callable[[MemberSession], None]) -> None:
         """Run the script; `on_end` is called once, when the exit code is known."""
         self._on_end = on_end
-        self._arbiter.keep_turns_for(self.member)  # settings of PyTorch change hands with the GPU
         self.join_arbiter()
         self._thread.start()
 
@@ -344,7 +343,8 @@ class Threads:
         after_import("numpy.random", random_generators.patch_numpy)
         after_import("torch", random_generators.patch_torch)
         after_import("torch", torch_settings.patch_thread_counts)
-        after_import("torch", torch_settings.patch_flags)
+        after_import("torch", torch_settings.refuse_switches)
+        after_import("torch", torch_settings.patch_print_options)
         after_import("torch", threads_and_processes.patch_autograd)
         standard_files.install_file_numbers()
         threads_and_processes.at_session_start(standard_files.install_c_output().begin)
@@ -402,7 +402,7 @@ _installed: list[LocalModules] = []
 
 def forget(session: SessionState) -> None:
     """Drop everything that an ended session still holds: its own modules, and the rest."""
-    torch_settings.forget_session(session)
+    torch_settings.forget_session()
     for modules in _installed:
         modules.forget(session)
     session.belongings.clear()

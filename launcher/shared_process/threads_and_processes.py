@@ -157,6 +157,7 @@ _FUNCTIONS: Final = (
     ("torch", "compile", "torch.compile"),
     ("torch", "set_default_dtype", "torch.set_default_dtype"),
     ("torch", "set_default_tensor_type", "torch.set_default_tensor_type"),
+    ("torch", "set_num_interop_threads", "torch.set_num_interop_threads"),
     ("torch.distributed.distributed_c10d", "init_process_group", "torch.distributed"),
     ("torch.distributed", "init_process_group", "torch.distributed"),
     ("resource", "setrlimit", "resource limits"),
@@ -168,7 +169,7 @@ _FUNCTIONS: Final = (
 def check_import(session: SessionState, top: str) -> None:
     """Give the session up if it imports this installed package and that keeps one state for all members."""
     if top in PROCESS_WIDE_PACKAGES:
-        _refuse(session, top)
+        refuse(session, top)
 
 
 def install_dangers() -> None:
@@ -189,8 +190,9 @@ def install_dangers() -> None:
 
 def _forbid(owner: Any, name: str, what: str) -> None:
     refusing = in_session(getattr(owner, name))
-    setattr(owner, name, refusing(lambda session, *_args, **_options: _refuse(session, what)))
+    setattr(owner, name, refusing(lambda session, *_args, **_options: refuse(session, what)))
 
 
-def _refuse(session: SessionState, what: str) -> None:
+def refuse(session: SessionState, what: str) -> None:
+    """Give the session up, before it does this."""
     session.refuse(f"the script uses {what}, which is not safe in a thread of the group's process")

@@ -43,6 +43,15 @@ PLAIN = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE) is no
 
 
 TENSOR_TYPE = "torch.set_default_tensor_type"
+SWITCHES = (
+    "torch.use_deterministic_algorithms(True)",
+    "torch.use_deterministic_algorithms(False, warn_only=True)",
+    "torch.backends.cudnn.benchmark = True",
+    "torch.backends.cuda.matmul.allow_tf32 = True",
+    "torch.set_float32_matmul_precision('high')",
+    "torch.autograd.set_detect_anomaly(True)",
+    "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH).__enter__()",
+)
 SUBPROCESSES = (
     "os.system('true')",
     "os.popen('true')",
@@ -56,6 +65,8 @@ DANGERS = {
         f"import multiprocessing.resource_tracker, os, subprocess\n{use}\nprint('trains')\n": "subprocesses"
         for use in SUBPROCESSES
     },
+    **{f"import torch, torch.nn.attention\n{use}\nprint('trains')\n": "switches of PyTorch" for use in SWITCHES},
+    "import torch\ntorch.set_num_interop_threads(1)\nprint('trains')\n": "torch.set_num_interop_threads",
     WORKERS: "worker processes",
     COMPILES: "torch.compile",
     RANKED: "torch.distributed",
