@@ -1,12 +1,12 @@
 """The runtime's socket: accepts attach requests and talks to each member's process."""
 
 import contextlib
+import functools
 import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -172,7 +172,7 @@ class Server:
         with self._reported:
             self._unreported.add(session)
         session.client_pid = process.pid
-        session.start(self._reporter(connection))
+        session.start(functools.partial(self._report, connection))
         self._listen(connection, session)
 
     def _session(
@@ -230,17 +230,14 @@ class Server:
             self._ranks.ended(session, key)
         logger.info("member %s ended with exit code %s", session.member, session.exit_code)
 
-    def _reporter(self, connection: socket.socket) -> Callable[[MemberSession], None]:
-        def report(session: MemberSession) -> None:
-            try:
-                self._note_end(session)
-                _send_last(connection, self._last_frame(session))
-            finally:
-                with self._reported:
-                    self._unreported.discard(session)
-                    self._reported.notify_all()
-
-        return report
+    def _report(self, connection: socket.socket, session: MemberSession) -> None:
+        try:
+            self._note_end(session)
+            _send_last(connection, self._last_frame(session))
+        finally:
+            with self._reported:
+                self._unreported.discard(session)
+                self._reported.notify_all()
 
     def _last_frame(self, session: MemberSession) -> Frame:
         """Return the frame that ends a member's connection."""
