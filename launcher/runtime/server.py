@@ -270,15 +270,10 @@ class Server:
 
 
 def _sees_the_same_files(pid: int) -> bool:
-    """Return whether a process and this one are in the same mount namespace; True where the kernel shows none."""
-    try:
-        own = Path("/proc/self/ns/mnt").readlink()
-    except OSError:
-        return True
-    try:
-        return Path(f"/proc/{pid}/ns/mnt").readlink() == own
-    except OSError:  # it cannot be seen from here
-        return False
+    """Return whether a process and this one are in the same mount namespace; False where that cannot be seen."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
+    return False
 
 
 def _close_all(files: list[int]) -> None:
