@@ -140,12 +140,8 @@ def receive_with_files(
         raise
 
 
-def peer_pid(connection: socket.socket) -> int:
-    """Return the id of the process that has connected, as the kernel knows it; 0 if it cannot be seen from here."""
-    return _peer(connection)[0]
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the ids of the process at the other end, 0 if it cannot be seen from here, and of its user."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
@@ -153,7 +149,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 def require_same_user(connection: socket.socket) -> None:
     """Raise a ProtocolError if the process at the other end belongs to another user."""
-    uid = _peer(connection)[1]
+    uid = peer_of(connection)[1]
     if uid != os.geteuid():
         raise ProtocolError(f"the process at the other end belongs to user id {uid}, not to {os.geteuid()}")
 

@@ -20,7 +20,7 @@ from muri.launcher import protocol
 from muri.launcher.job.environment import ATTACH_TIMEOUT_VARIABLE, run_of, seconds_of, task_of
 from muri.launcher.job.scheduler import Membership
 from muri.launcher.process_gate import gate_variables
-from muri.launcher.script.checkpoint import conclude
+from muri.launcher.script.checkpoint import conclude, go_back_for_memory
 
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STANDARD_FILES: Final = (0, 1, 2)
@@ -38,28 +38,12 @@ class RuntimeLostError(MuriError):
     exit_code = 75
 
 
-class OutOfMemoryBesideOthersError(MuriError):
-    """The script ended for lack of GPU memory while others shared its GPUs; `exit_code` is its own."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__("the script ran out of GPU memory while others shared its GPU")
-        self.exit_code = exit_code
-
-
 class NoTurnsError(MuriError):
     """The script cannot take turns in its group; it may share the GPUs without them."""
 
 
 class NoMemberError(RuntimeLostError):
     """The runtime knows the job as no member."""
-
-
-def find_runtime(environment: Mapping[str, str], pilot: str) -> socket.socket | None:
-    """Connect to a pilot job's runtime, of several the one of this process's rank; see `open_runtime`."""
-    run_dir, rank = default_run_dir(environment), task_of(environment)[0]
-    return open_runtime(protocol.pilot_socket(run_dir, pilot)) or open_runtime(
-        protocol.pilot_socket(run_dir, pilot, rank)
-    )
 
 
 def open_runtime(path: Path) -> socket.socket | None:
@@ -100,7 +84,6 @@ def attach(connection: socket.socket, request: protocol.AttachRequest) -> int | 
     Raises:
         RuntimeLostError: The runtime refused or died before the script ended.
         NoTurnsError: The member already runs another script there.
-        OutOfMemoryBesideOthersError: The thread ended for lack of GPU memory, and others shared the GPUs.
     """
     with connection:
         try:
@@ -122,7 +105,7 @@ def _await_answer(connection: socket.socket) -> int | dict[str, str]:
         if kind == protocol.HOME and files:
             return {**frame.get("environment", {}), **gate_variables(*files, traced=bool(frame.get("traced")))}
         if kind == "exit" and frame.get("out_of_memory"):
-            raise OutOfMemoryBesideOthersError(int(frame["code"]))
+            go_back_for_memory(os.environ)
         if kind == "preempted":
             conclude(os.environ)
         if kind in {"exit", "preempted"}:
@@ -161,7 +144,9 @@ def _forwarding(connection: socket.socket) -> Iterator[list[int]]:
 def wait_for_runtime(
     environment: Mapping[str, str], pilot: str, membership: Callable[[], Membership], clock: Clock = MACHINE_CLOCK
 ) -> socket.socket:
-    """Wait for the runtime of this job's group; if it is late, ask `membership()` whether the pilot job still runs.
+    """Wait for the runtime of this job's group, of several the one of this process's rank.
+
+    If it is late, ask `membership()` whether the pilot job still runs.
 
     Raises:
         RuntimeLostError: No runtime came, or it cannot be trusted.
@@ -172,15 +157,18 @@ def wait_for_runtime(
     begun_s = clock()
     doubt_s = begun_s + _FIRST_DOUBT_S
     while True:
+        run_dir, rank = default_run_dir(environment), task_of(environment)[0]
         try:
-            connection = find_runtime(environment, pilot)
+            connection = open_runtime(protocol.pilot_socket(run_dir, pilot)) or open_runtime(
+                protocol.pilot_socket(run_dir, pilot, rank)
+            )
         except (RendezvousError, protocol.ProtocolError) as error:
             raise RuntimeLostError(f"the runtime of pilot job {pilot} cannot be trusted: {error}") from error
         if connection is not None:
             return connection
         if clock() >= doubt_s:
             _require_pilot(membership(), pilot)
-            if not (run_dir := default_run_dir(environment)).exists():
+            if not run_dir.exists():
                 raise NoTurnsError(f"there is no {run_dir} here, as in a container into which /run/muri is not mounted")
             doubt_s += clock() - begun_s
         if clock() >= begun_s + timeout_s:

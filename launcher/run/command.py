@@ -30,7 +30,6 @@ from muri.launcher.protocol import ISOLATION_VARIABLE, PILOT_VARIABLE, AttachReq
 from muri.launcher.run.client import (
     NoMemberError,
     NoTurnsError,
-    OutOfMemoryBesideOthersError,
     RuntimeLostError,
     attach,
     await_earlier_run,
@@ -174,8 +173,6 @@ def _run_in_group(job_id: str, python: ScriptPython, line: "PythonLine") -> int 
             require_no_group(job_id, membership())
     except RuntimeLostError as error:
         give_up(job_id, error, membership)
-    except OutOfMemoryBesideOthersError as error:
-        return try_with_more_memory(job_id, error, membership)
     return None
 
 
@@ -231,16 +228,6 @@ def may_be_member(environment: Mapping[str, str]) -> bool:
         return False
     seen = [environment.get(name) for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES")]
     return all(value in {None, "", "NoDevFiles", "-1"} for value in seen)
-
-
-def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membership: Callable[[], Membership]) -> int:
-    """Requeue the job if it may try again, else let it fail as it would have alone; returns its exit code."""
-    try:
-        if membership().requeue_for_memory(job_id):
-            wait_for_end(os.environ)
-    except MuriError as failure:
-        click.echo(f"muri: {error}, and the job could not be requeued: {failure}", err=True)
-    return error.exit_code
 
 
 def give_up(

@@ -10,21 +10,22 @@ import re
 import select
 import stat
 import sys
+import termios
 import time
+import tty
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import click
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from muri.errors import MuriError, UsageError
+from muri.errors import MuriError
 from muri.files import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
 from muri.launcher.job.scheduler import load_membership
 from muri.terminal import PlainConsole, cell, say
@@ -38,7 +39,6 @@ Examples:
   srun --overlap --pty --jobid=4711 muri top    on the node of pilot job 4711
   muri top --once --sort wait                   once, most hindered first
   muri top --json | jq '.[].total_speed'
-  muri top --file status.json                   of a runtime started by hand
 
 \b
 SPEED is iterations done × iteration time alone / time elapsed: 1.00 is as
@@ -63,11 +63,11 @@ _MOST_GROUPS: Final = 32
 """Of one user on a node; the status files of older pilot jobs are left out."""
 
 _STATUS_NAME: Final = re.compile(r"pilot-\d+\.json")
-_RUN_DIR_NAME: Final = re.compile(r"(?:muri-)?(\d+)")
 MOST_ROWS: Final = 64
 """The most members, resources or GPUs in a table."""
 
 _MOST: Final = 1e12
+_LONGEST_TEXT: Final = 4096
 BAR_WIDTH: Final = 16
 DIFFERS_BY: Final = 0.2
 """Measured and predicted speed that differ by more are marked, as the controller does."""
@@ -94,14 +94,6 @@ FROM_RECORDS: Final = (
 
 class NoGroupError(MuriError):
     """There is no group to look at."""
-
-
-class StatusFileError(UsageError):
-    """A status file cannot be read."""
-
-
-class DamagedStatusError(StatusFileError):
-    """A file with the name of a status file has other content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +138,18 @@ class Found:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
-@click.option("--file", "files", type=click.Path(path_type=Path), multiple=True, help="Status file to show.")
-@click.option("--once", is_flag=True, help="Print once and end; also where the output is not a terminal.")
+@click.option("--once", is_flag=True, help="Print once and end; also where input or output is not a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the groups' status files as one JSON list, once.")
 @click.option("--sort", type=click.Choice(SORTS), default="job", show_default=True, help="Order of the members.")
-def top(files: tuple[Path, ...], once: bool, as_json: bool, sort: str) -> None:
+def top(once: bool, as_json: bool, sort: str) -> None:
     """Watch the groups on this node: iterations, stages, speed against the plan.
 
     Where none runs on this node, such as on a login host, shows what Slurm's records tell of your groups on all nodes:
     less, and as old as the pilot jobs' last reports. Shows your own groups; root sees those of all users. Leave with q
     or Ctrl-C.
     """
-
-    def look() -> Found:
-        return Found(tuple(map(read_group, files))) if files else find_groups(os.environ)
-
     if as_json:
-        found = look()
+        found = find_groups(os.environ)
         click.echo(json.dumps([group.to_json() for group in found.groups], indent=1))
         for reason in found.left_out:
             say(reason, to_stderr=True)
@@ -170,21 +157,21 @@ def top(files: tuple[Path, ...], once: bool, as_json: bool, sort: str) -> None:
     console = PlainConsole()
     if not console.is_terminal:
         console = PlainConsole(width=max(80, console.width))
-    if once or not console.is_terminal:
-        console.print(render(look(), sort))
+    if once or not (console.is_terminal and sys.stdin.isatty()):
+        console.print(render(find_groups(os.environ), sort))
         return
-    _watch(console, look, sort)
+    _watch(console, sort)
 
 
-def _watch(console: Console, look: Callable[[], Found], sort: str) -> None:
+def _watch(console: Console, sort: str) -> None:
     """Redraw until a key or Ctrl-C; a group that ends leaves a line, and one that comes is shown."""
-    shown = look()
+    shown = find_groups(os.environ)
     with _single_keys() as pressed, Live(render(shown, sort), console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         with contextlib.suppress(KeyboardInterrupt):
             while pressed(shown.pause_s) not in {"q", "Q", "\x03"}:
                 try:
-                    shown = look()
+                    shown = find_groups(os.environ)
                     live.update(render(shown, sort), refresh=True)
                 except NoGroupError:
                     live.update("The last group has ended. q to leave.", refresh=True)
@@ -192,13 +179,7 @@ def _watch(console: Console, look: Callable[[], Found], sort: str) -> None:
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Read keys without Enter; where standard input is not a terminal, only wait."""
-    if not sys.stdin.isatty():
-        yield lambda seconds: time.sleep(seconds) or ""  # type: ignore[func-returns-value]
-        return
-    import termios  # (only on terminals)
-    import tty
-
+    """Read keys without Enter."""
     file = sys.stdin.fileno()
     before = termios.tcgetattr(file)
     try:
@@ -212,79 +193,20 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 
-_Text = Annotated[str, Field(max_length=4096)]
-_Figure = Annotated[float, Field(ge=-_MOST, le=_MOST)]
-_Whole = Annotated[int, Field(ge=-(10**12), le=10**12)]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class _Member(_Part):
-    script: _Text | None = None
-    state: _Text | None = None
-    exit_code: _Whole | None = None
-    iterations: _Whole | None = None
-    iterations_per_s: _Figure | None = None
-    speed: _Figure | None = None
-    predicted_speed: _Figure | None = None
-    promised_speed: _Figure | None = None
-    share: dict[str, _Figure] | None = None
-
-
-class _Resource(_Part):
-    busy: _Figure = 0.0
-    holder: _Text | None = None
-
-
-class _Reason(_Part):
-    cause: _Text | None = None
-    reason: _Text | None = None
-
-
-class _Status(_Part):
-    discipline: _Text
-    members: Annotated[dict[_Text, _Member], Field(max_length=MOST_ROWS)]
-    pid: _Whole | _Text | None = None
-    pilot_job: _Whole | _Text | None = None
-    node: _Text | None = None
-    total_speed: _Figure | None = None
-    resources: Annotated[dict[_Text, _Resource], Field(max_length=MOST_ROWS)] | None = None
-    disciplines: list[_Reason] | None = None
-    fault: _Reason | None = None
-
-
-def _checked(status: Any) -> dict[str, Any]:
-    """Return a status as it is, if it can be shown, and printed as JSON; else a ValueError names the place."""
-    try:
-        _Status.model_validate(status)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))[:80]
-        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from error
-    json.dumps(status, allow_nan=False)
-    return dict(status)
-
-
-def read_group(path: Path, *, follow_links: bool = True) -> GroupView:
-    """Read one status file; a StatusFileError if it is missing, unreadable or something else."""
+def read_group(path: Path) -> GroupView:
+    """Read one status file, but no link; an OSError if it cannot be read, a ValueError if it is something else."""
     now_s = time.time()
-    try:
-        value, written_s = _read(path, 0 if follow_links else os.O_NOFOLLOW)
-        status = _checked(value)
-    except OSError as error:
-        raise StatusFileError(f"cannot read the status file {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise DamagedStatusError(f"{path} is not a status file of a runtime: {error}") from error
-    age_s = max(0.0, now_s - _written_s(status, written_s))
-    return GroupView(path, _with_plain_members(status | _use_beside(path, now_s)), age_s)
+    status, written_s = _read(path)
+    if "members" not in status:
+        raise ValueError("it names no members")
+    status |= _use_beside(path, now_s)
+    return GroupView(path, _with_plain_members(status), max(0.0, now_s - written_s))
 
 
 def _with_plain_members(status: dict[str, Any]) -> dict[str, Any]:
     """Add the members that the pilot job sees on the node and the runtime does not know: they share without turns."""
     plain = _part(status, "use").get("plain")
-    members = dict(status["members"])
+    members = _parts(status, "members")
     for name in plain[:MOST_ROWS] if isinstance(plain, list) else ():
         known = members.get(name, {}) if isinstance(name, str) and name.isdecimal() else {"state": "running"}
         if known.get("state", "waiting") == "waiting":
@@ -292,45 +214,40 @@ def _with_plain_members(status: dict[str, Any]) -> dict[str, Any]:
     return {**status, "members": members}
 
 
-def _read(path: Path, flags: int) -> tuple[Any, float]:
-    """Return a file's JSON and when it was written; a pipe of that name must not keep the reader waiting."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags), "rb") as file:
-        return json_of(file.read(_LARGEST_STATUS)), os.fstat(file.fileno()).st_mtime
+def _read(path: Path) -> tuple[dict[str, Any], float]:
+    """Return a file's JSON object, {} for other JSON, and when it was written; no pipe keeps the reader waiting."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        value, written_s = json_of(file.read(_LARGEST_STATUS)), os.fstat(file.fileno()).st_mtime
+    json.dumps(value, allow_nan=False)  # a ValueError for what could not be printed
+    value = value if isinstance(value, dict) else {}
+    with contextlib.suppress(ValueError, OverflowError):
+        written_s = datetime.fromisoformat(str(value.get("updated"))).timestamp()
+    return value, written_s
 
 
 def _use_beside(status: Path, now_s: float) -> dict[str, Any]:
     """Return the node's use as the pilot job last wrote it; {} if that is old or missing."""
     with contextlib.suppress(OSError, ValueError):
-        use, written_s = _read(use_file(status), os.O_NOFOLLOW)
-        json.dumps(use, allow_nan=False)
-        if isinstance(use, dict) and now_s - _written_s(use, written_s) < OLD_USE_S:
+        use, written_s = _read(use_file(status))
+        if now_s - written_s < OLD_USE_S:
             return {"use": use}
     return {}
-
-
-def _written_s(status: Mapping[str, Any], otherwise_s: float) -> float:
-    try:
-        return datetime.fromisoformat(str(status["updated"])).timestamp()
-    except (KeyError, ValueError, OverflowError):
-        return otherwise_s
 
 
 def run_dirs(environment: Mapping[str, str]) -> list[Path]:
     """Return the run directories to look into: the user's own; for root those of all users, unless tampered with."""
     if os.geteuid() != 0 or environment.get(RUN_DIR_VARIABLE):
         return [default_run_dir(environment)]
-    places = (*SITE_RUN_DIR.glob("*"), *Path("/tmp").glob("muri-*"))  # noqa: S108 (verified)
-    return sorted(path for path in places if _belongs_to_its_user(path))
+    return sorted(path for path in SITE_RUN_DIR.glob("*") if _belongs_to_its_user(path))
 
 
 def _belongs_to_its_user(path: Path) -> bool:
-    name = _RUN_DIR_NAME.fullmatch(path.name)
     try:
         facts = path.lstat()
     except OSError:
         return False
-    mine = stat.S_ISDIR(facts.st_mode) and not facts.st_mode & 0o077
-    return name is not None and mine and facts.st_uid == int(name[1])
+    return stat.S_ISDIR(facts.st_mode) and not facts.st_mode & 0o077 and path.name == str(facts.st_uid)
 
 
 def find_groups(environment: Mapping[str, str]) -> Found:
@@ -342,10 +259,10 @@ def find_groups(environment: Mapping[str, str]) -> Found:
     for run_dir in looked:
         for path in _statuses(run_dir):
             try:
-                groups.append(read_group(path, follow_links=False))  # root must not follow a user's link
-            except DamagedStatusError as error:
-                left_out.append(str(error))
-            except StatusFileError:
+                groups.append(read_group(path))
+            except ValueError as error:
+                left_out.append(f"{path} is not a status file of a runtime: {error}")
+            except OSError:  # it has vanished, or is a link, which root must not follow
                 continue
     groups = [group for group in groups if not group.left_behind]
     if groups:
@@ -373,37 +290,36 @@ def _nothing_found(looked: list[Path]) -> str:
     where = ", ".join(map(str, looked)) or f"{SITE_RUN_DIR}/<uid>"
     return (
         f"no group of yours runs on this node (looked in {where}). A group's status is on the node that it runs on: "
-        "find its pilot job in the column GROUP of `muri queue`, then `srun --overlap --pty --jobid=GROUP muri top`. "
-        "For a runtime that you started yourself: muri top --file STATUS, as given to its --status-file"
+        "find its pilot job in the column GROUP of `muri queue`, then `srun --overlap --pty --jobid=GROUP muri top`"
     )
 
 
-def _stage_bar(share: Mapping[str, float]) -> Text:
+def _stage_bar(share: Mapping[str, Any]) -> Text:
     """Return the shares of an iteration as a bar of `BAR_WIDTH` letters, "-" when they are unknown."""
     text = Text()
-    total = sum(share.get(name, 0.0) for name, _, _ in PARTS)
-    if total <= 0:
+    shares = [_figure(share, name) or 0.0 for name, _, _ in PARTS]
+    if not sum(shares):
         return Text("-")
     drawn, up_to = 0, 0.0
-    for name, letter, style in PARTS:
-        up_to += share.get(name, 0.0)
-        end = round(min(1.0, up_to / total) * BAR_WIDTH)
+    for part, (_, letter, style) in zip(shares, PARTS, strict=True):
+        up_to += part
+        end = round(up_to / sum(shares) * BAR_WIDTH)
         text.append(letter * (end - drawn), style)
         drawn = end
     return text
 
 
-def sort_members(members: Mapping[str, Mapping[str, Any]], by: str) -> list[tuple[str, Mapping[str, Any]]]:
+def sort_members(members: Mapping[str, Any], by: str) -> list[tuple[str, Mapping[str, Any]]]:
     """Sort members by job id, or the slowest, furthest or longest waiting first."""
 
     def key(item: tuple[str, Mapping[str, Any]]) -> tuple[float, int, str]:
         name, member = item
-        speed = member.get("speed")
+        speed = _figure(member, "speed")
         orders = {
             "job": 0.0,
-            "speed": float("inf") if speed is None else float(speed),
-            "iterations": -float(member.get("iterations") or 0),
-            "wait": -float((member.get("share") or {}).get("wait", 0.0)),
+            "speed": float("inf") if speed is None else speed,
+            "iterations": -(_figure(member, "iterations") or 0.0),
+            "wait": -(_figure(_part(member, "share"), "wait") or 0.0),
         }
         return (orders[by], len(name), name)
 
@@ -420,9 +336,9 @@ def render(found: Found, sort: str) -> RenderableType:
         for name, member in sort_members(group.status["members"], sort):
             members.add_row(name, *_cells(member))
         resources = Text()
-        for name, resource in (group.status.get("resources") or {}).items():
+        for name, resource in _parts(group.status, "resources").items():
             resources.append(f"{name} ", "dim")
-            resources.append(f"{resource.get('busy', 0.0):.0%} {resource.get('holder') or '-'}  ")
+            resources.append(f"{_share(resource, 'busy')} {_text(resource, 'holder')}  ")
         parts += [_headline(group), members, resources, *_use_table(group.status), Text("")]
     parts += [Text(f"Left out: {reason}", "red") for reason in found.left_out]
     return Group(*parts, Text(LEGEND, style="dim"))
@@ -430,18 +346,17 @@ def render(found: Found, sort: str) -> RenderableType:
 
 def _headline(group: GroupView) -> Text:
     status = group.status
-    pilot = status.get("pilot_job")
-    name = f"Group of pilot job {pilot}" if pilot else f"Runtime {status.get('pid')}"
-    name += f" on {status['node']}" if status.get("node") else ""
-    total = status.get("total_speed")
+    name = f"Group of pilot job {_text(status, 'pilot_job')}"
+    name += f" on {_text(status, 'node')}" if status.get("node") else ""
+    total = _figure(status, "total_speed")
     running = sum(member.get("state") == "running" for member in status["members"].values())
     speed = "-" if total is None else f"{total:.2f} of {running}"
-    text = Text(f"{name}: {status['discipline']}, total speed {speed}", style="bold")
-    changes = status.get("disciplines") or []
-    if len(changes) > 1:
-        text.append(f" ({counted(len(changes) - 1, 'change')}: {changes[-1].get('reason', '')})", "not bold")
-    if isinstance(fault := status.get("fault"), dict):
-        text.append(f"\nError of the GPU: {fault.get('cause')}", "red")
+    text = Text(f"{name}: {_text(status, 'discipline')}, total speed {speed}", style="bold")
+    changes = status.get("disciplines")
+    if isinstance(changes, list) and len(changes) > 1 and isinstance(changes[-1], dict):
+        text.append(f" ({counted(len(changes) - 1, 'change')}: {_text(changes[-1], 'reason')})", "not bold")
+    if fault := _part(status, "fault"):
+        text.append(f"\nError of the GPU: {_text(fault, 'cause')}", "red")
     if group.stale:
         text.append(f"\nThe runtime has not written for {group.age_s:.0f} s: it has died or hangs.", "red")
     return text
@@ -464,17 +379,17 @@ def _table(*columns: str) -> Table:
 
 
 def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
-    speed, predicted, rate = (member.get(key) for key in ("speed", "predicted_speed", "iterations_per_s"))
-    promised, broken = member.get("promised_speed"), bool(member.get("promise_broken"))
+    speed, predicted, promised = (_figure(member, key) for key in ("speed", "predicted_speed", "promised_speed"))
+    rate, broken = _figure(member, "iterations_per_s"), bool(member.get("promise_broken"))
     off = speed is not None and bool(predicted) and abs(speed / (predicted or 1.0) - 1) > DIFFERS_BY
     estimated = "~" if speed is not None and member.get("solo_iteration_s") is None else ""
     shown = "-" if speed is None else f"{estimated}{speed:.2f}"
     return (
-        cell(PurePath(str(member.get("script") or "-")).name),
+        cell(PurePath(_text(member, "script")).name),
         _state(member),
-        str(member.get("iterations", 0)),
+        _text(member, "iterations"),
         "-" if rate is None else f"{rate:.3g}",
-        _stage_bar(member.get("share") or {}),
+        _stage_bar(_part(member, "share")),
         Text(f"{shown}{'!' if off else ' '}", style="bold red" if off else ""),
         "-" if predicted is None else f"{predicted:.2f}",
         Text(f"{f'{promised:.2f}' if promised else '-'}{'!' if broken else ' '}", style="bold red" if broken else ""),
@@ -486,23 +401,22 @@ def _state(member: Mapping[str, Any]) -> str:
         return "paused"
     if member.get("state") == "running" and member.get("isolation") == "process":
         return "process"
-    if member.get("state") == "ended":
-        code = member.get("exit_code")
-        return "ended" if code is None else f"exit {code}"
-    return str(member.get("state"))
+    if member.get("state") == "ended" and member.get("exit_code") is not None:
+        return f"exit {_text(member, 'exit_code')}"
+    return _text(member, "state")
 
 
 def _use_table(status: Mapping[str, Any]) -> list[RenderableType]:
     """Return a table of what members, node and GPUs use, or nothing if the pilot job has not written it."""
     use = _part(status, "use")
-    if not isinstance(use.get("node"), dict):
+    node = _part(use, "node")
+    if not node:
         return []
     table = _table("USE", "CPU", "MEM GIB", "DISK MIB/S", "NET MIB/S", "GPU", "GPU GIB")
     for name in status["members"]:
         job = _part(_part(use, "jobs"), name)
         table.add_row(cell(name), *_host_cells(job), _share(job, "gpu_utilization"), _number(job, "gpu_mem_gib"))
-    node = use["node"]
-    gpus = [(name, gpu) for name, gpu in _part(node, "gpus").items() if isinstance(gpu, dict)][:MOST_ROWS]
+    gpus = list(_parts(node, "gpus").items())
     gpu = gpus[0][1] if len(gpus) == 1 else {}
     cores, *rest = _host_cells(node)
     cores += f"/{count}" if (count := _figure(node, "cpu_count")) else ""
@@ -513,14 +427,25 @@ def _use_table(status: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _part(whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a part of the node's use, {} for a malformed one, so that it hides none of the others."""
+    """Return a part of a status, {} for a malformed one, so that it hides none of the others."""
     part = whole.get(key)
     return part if isinstance(part, dict) else {}
 
 
-def _figure(usage: Mapping[str, Any], key: str) -> float | None:
-    figure: Any = usage.get(key)
-    return figure if type(figure) in {int, float} and abs(figure) <= _MOST else None
+def _parts(whole: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the parts of a part, by their names, as many as a table may have."""
+    parts = list(_part(whole, key).items())[:MOST_ROWS]
+    return {name[:_LONGEST_TEXT]: part for name, part in parts if isinstance(part, dict)}
+
+
+def _text(whole: Mapping[str, Any], key: str) -> str:
+    text = whole.get(key)
+    return str(text)[:_LONGEST_TEXT] if text != "" and isinstance(text, str | int) else "-"
+
+
+def _figure(whole: Mapping[str, Any], key: str) -> float | None:
+    figure: Any = whole.get(key)
+    return figure if type(figure) in {int, float} and 0 <= figure <= _MOST else None
 
 
 def _host_cells(usage: Mapping[str, Any]) -> list[str]:

@@ -172,9 +172,6 @@ class IdleTimer:
         return self._idle_s
 
 
-WARNING_FACTOR: Final = 50
-"""A script that works and does no iteration for so many times its longest one is worth a warning."""
-
 HINT: Final = f"{HANG_TIMEOUT_VARIABLE} sets the time, 0: never"
 
 
@@ -198,19 +195,11 @@ class Finding:
         return int(100 * self.idle_s / self.timeout_s) if self.timeout_s else 0
 
 
-Exchange = Callable[[list[Finding], float, float], None]
-"""Reports findings to the other ranks and ends members that are idle on all; see `ranks.Ranks.exchange`."""
-
-
 @dataclass(slots=True)
 class _Timers:
     idle: IdleTimer
     timeout_s: float
     threads: ThreadMeter
-    iterations: int = 0
-    iterated_s: float = 0.0
-    longest_s: float = 0.0
-    warned: bool = False
 
 
 def _look_again_and_again(check: Callable[[], float], interval_s: float, name: str, over: threading.Event) -> None:
@@ -230,7 +219,7 @@ class HangWatch:
     """Checks a runtime's members every few seconds.
 
     A member may be idle for `timeout_s`, unless its environment says otherwise. In a group of several ranks `exchange`
-    decides, together with the others.
+    decides, together with the others; see `ranks.Ranks.exchange`.
     """
 
     def __init__(
@@ -238,7 +227,7 @@ class HangWatch:
         running: Callable[[], list[MemberSession]],
         arbiter: PausingArbiter,
         timeout_s: float,
-        exchange: Exchange | None,
+        exchange: Callable[[list[Finding], float, float], None] | None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = now
@@ -257,8 +246,6 @@ class HangWatch:
         sessions = [session for session in self._running() if not session.hung and not session.paused]
         self._timers = {session: self._timers.get(session) or self._begin(session) for session in sessions}
         findings = [self._find(session) for session in sessions]
-        for session in sessions:
-            self._warn(session, self._timers[session])
         for finding in findings:
             if self._exchange is None and finding.must_work and finding.spent_percent >= 100:
                 finding.session.end_as_hung(idle_cause(f"for {finding.timeout_s:g} s", obstructs=finding.obstructs))
@@ -267,21 +254,6 @@ class HangWatch:
         if self._exchange is not None:
             self._exchange(findings, interval_s, self._timeout_s)
         return interval_s
-
-    def _warn(self, session: MemberSession, timers: _Timers) -> None:
-        """Warn once that a script does no iterations any more: it may validate, or compute for ever."""
-        now_s, iterations = self._now(), session.clock.iterations
-        if iterations != timers.iterations:
-            recent_s = [record.iteration_s for record in list(session.clock.recent)]
-            timers.longest_s = max([timers.longest_s, *recent_s])
-            timers.iterations, timers.iterated_s, timers.warned = iterations, now_s, False
-        still_s = now_s - timers.iterated_s
-        if iterations and not timers.warned and still_s > max(timers.timeout_s, WARNING_FACTOR * timers.longest_s) > 0:
-            timers.warned = True
-            logger.warning(
-                "member %s has done no iteration for %.0f s; its longest so far took %.3g s. It is not ended, because "
-                "it may be at work", session.member, still_s, timers.longest_s,
-            )  # fmt: skip
 
     def _begin(self, session: MemberSession) -> _Timers:
         timeout_s = self._timeout_s

@@ -119,7 +119,8 @@ class Measurement:
         facts = self._session.facts()
         if facts is not None:
             self._catch_up(facts)
-        if ended or (self._course is not None and self._course.is_over):
+        course = self._course
+        if ended or (course is not None and course.is_over):
             self._over, self._session.clock.on_record = True, None
             self._fresh.clear()
             self._result = (None if facts is None else self._sum_up(facts)) or self._result
@@ -127,13 +128,9 @@ class Measurement:
                 seen = self._session.clock.iterations
                 text = f"Muri saw {seen} of its iterations, too few to measure it"
                 self._result = {"error": text, "at": self._now_s()}
-        elif facts is not None and self._tells_early and self._result is None and self._has_means:
+        elif facts is not None and course is not None and course.has_means and self._tells_early and not self._result:
             self._result = self._sum_up(facts)
         return self._result
-
-    @property
-    def _has_means(self) -> bool:
-        return self._course is not None and self._course.has_means
 
     def _take(self, record: IterationRecord) -> None:
         self._fresh.append((record, self._is_undisturbed()))
@@ -197,7 +194,6 @@ class Member:
     sessions: int = 0  # so far, the running one included
     earlier_iterations: int = 0  # of the sessions that ended
     script: str = ""  # of the session
-    started: str | None = None  # when the session started, UTC
     meter: SpeedMeter = field(default_factory=SpeedMeter)
     promise: PromiseWatch = field(default_factory=PromiseWatch)
     measurement: Measurement | None = None
@@ -228,7 +224,6 @@ class Member:
             "state": self.state,
             "paused": self.state == "running" and paused,
             "script": self.script,
-            "started": self.started,
             "sessions": self.sessions,
             "iterations": self.earlier_iterations + running,
             "iteration_s": None if session is None else session.clock.recent_iteration_s(),
@@ -242,7 +237,6 @@ class Member:
             "stage_s": dict(zip(STAGES, mean, strict=True)),
             "wait_s": dict(zip(STAGES, wait, strict=True)),
             "measured": self.measured(),
-            "gpu_mem_peak_gib": None if session is None else session.clock.gpu.gpu_mem_peak_gib,
             "isolation": None if session is None else session.isolation,
             "script_pid": None if session is None or not at_work else session.script_pid,
             "checkpoint": session is not None and session.checkpointed,
@@ -263,7 +257,6 @@ class MemberTable:
     def __init__(self, group: GroupSpec) -> None:
         self._members = {spec.job_id: Member(spec) for spec in group.members}
         self.discipline: Final = group.discipline
-        self._started = utc_now()
         self._arbiter: Arbiter  # `watch` sets it before any session begins
         self.threads: SharedProcess | None = None
         self._has_gpu = True
@@ -320,7 +313,7 @@ class MemberTable:
                 neighbor.had_company = bool(others)
             member.session, member.state = session, "running"
             member.sessions += 1
-            member.script, member.started = script, utc_now()
+            member.script = script
             member.meter, member.promise = SpeedMeter(), PromiseWatch()
             unknown = member.spec.solo_iteration_s is None
             member.measurement = Measurement(session, self._is_undisturbed, tells_early=unknown)
@@ -386,7 +379,7 @@ class MemberTable:
             members = {name: member.status(alone=alone) for name, member in self._members.items()}
         fault = None if self.threads is None else self.threads.faults.fault
         group: dict[str, object] = {} if fault is None else {"fault": fault}
-        group |= {"pid": os.getpid(), "pilot_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
+        group |= {"pid": os.getpid(), "pilot_job": os.environ.get("SLURM_JOB_ID")}
         return group | group_status(self._arbiter, members)
 
     def write_status(self, path: Path) -> None:
@@ -408,8 +401,6 @@ def speed_of(
     if rate_per_s is None:
         return None
     if solo_iteration_s is None:
-        if not records:
-            return None
         solo_iteration_s = sum(record.busy_s for record in records) / len(records)
     return rate_per_s * solo_iteration_s
 
@@ -431,7 +422,7 @@ def group_status(arbiter: Arbiter, members: Mapping[str, Mapping[str, object]]) 
     shares = [share for member in members.values() if isinstance(share := member["share"], dict)]
     busy = [min(1.0, sum(share.get(stage, 0.0) for share in shares)) for stage in STAGES]
     return {
-        "updated": utc_now(),
+        "updated": now_text(),
         "discipline": arbiter.discipline,
         "disciplines": list(arbiter.history) if isinstance(arbiter, SwitchingArbiter) else [],
         "total_speed": sum(speeds) if speeds else None,
@@ -441,8 +432,3 @@ def group_status(arbiter: Arbiter, members: Mapping[str, Mapping[str, object]]) 
         },
         "members": members,
     }
-
-
-def utc_now() -> str:
-    """Return the time in UTC, ISO 8601, to the second."""
-    return now_text().replace("+00:00", "Z")

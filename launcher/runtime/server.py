@@ -1,12 +1,12 @@
 """The runtime's socket: accepts attach requests and talks to each member's process."""
 
 import contextlib
+import functools
 import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -172,7 +172,7 @@ class Server:
         with self._reported:
             self._unreported.add(session)
         session.client_pid = process.pid
-        session.start(self._reporter(connection))
+        session.start(functools.partial(self._report, connection))
         self._listen(connection, session)
 
     def _session(
@@ -230,17 +230,14 @@ class Server:
             self._ranks.ended(session, key)
         logger.info("member %s ended with exit code %s", session.member, session.exit_code)
 
-    def _reporter(self, connection: socket.socket) -> Callable[[MemberSession], None]:
-        def report(session: MemberSession) -> None:
-            try:
-                self._note_end(session)
-                _send_last(connection, self._last_frame(session))
-            finally:
-                with self._reported:
-                    self._unreported.discard(session)
-                    self._reported.notify_all()
-
-        return report
+    def _report(self, connection: socket.socket, session: MemberSession) -> None:
+        try:
+            self._note_end(session)
+            _send_last(connection, self._last_frame(session))
+        finally:
+            with self._reported:
+                self._unreported.discard(session)
+                self._reported.notify_all()
 
     def _last_frame(self, session: MemberSession) -> Frame:
         """Return the frame that ends a member's connection."""
@@ -273,15 +270,10 @@ class Server:
 
 
 def _sees_the_same_files(pid: int) -> bool:
-    """Return whether a process and this one are in the same mount namespace; True where the kernel shows none."""
-    try:
-        own = Path("/proc/self/ns/mnt").readlink()
-    except OSError:
-        return True
-    try:
-        return Path(f"/proc/{pid}/ns/mnt").readlink() == own
-    except OSError:  # it cannot be seen from here
-        return False
+    """Return whether a process and this one are in the same mount namespace; False where that cannot be seen."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
+    return False
 
 
 def _close_all(files: list[int]) -> None:

@@ -315,6 +315,14 @@ def conclude(environment: Mapping[str, str]) -> None:
     go_back(REQUEUE_STOPPED, environment, f"job {job_id} was saved but", f"job {job_id} goes back to the queue")
 
 
+def go_back_for_memory(environment: Mapping[str, str]) -> None:
+    """Requeue a job that has run out of GPU memory beside others, where it may try again."""
+    from muri.launcher.job.scheduler import REQUEUE_FOR_MEMORY
+
+    trouble = "the script ran out of GPU memory while others shared its GPU, and the job"
+    go_back(REQUEUE_FOR_MEMORY, environment, trouble)
+
+
 def go_back(request: str, environment: Mapping[str, str], trouble: str, news: str = "") -> None:
     """Requeue this process's job, and wait for Slurm to end the process; return where the job may not go back."""
     from muri.launcher.job.scheduler import ask_slurm

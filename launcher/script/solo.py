@@ -158,11 +158,9 @@ class _Ending:
         if gate is None:
             return
         if self.out_of_memory and gate.had_company():
-            from muri.launcher.job.scheduler import REQUEUE_FOR_MEMORY
-            from muri.launcher.script.checkpoint import go_back
+            from muri.launcher.script.checkpoint import go_back_for_memory
 
-            trouble = "the script ran out of GPU memory while others shared its GPU, and the job"
-            go_back(REQUEUE_FOR_MEMORY, self._environment, trouble)
+            go_back_for_memory(self._environment)
         if self.code is not None:
             gate.exit(self.code)
 

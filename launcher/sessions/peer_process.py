@@ -43,7 +43,7 @@ class PeerProcess:
     @classmethod
     def of(cls, connection: socket.socket) -> "PeerProcess":
         """The process that has connected and waits for an answer."""
-        peer = cls(protocol.peer_pid(connection))
+        peer = cls(protocol.peer_of(connection)[0])
         watched = select.poll()
         watched.register(connection, select.POLLRDHUP)
         if peer.pid and watched.poll(0):  # it had ended before it was found: another one may have its number

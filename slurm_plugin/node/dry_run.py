@@ -153,25 +153,13 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
 @click.option("--token", required=True, help="Name of this dry run.")
 @click.option("--limits", "text", required=True, help="How much is measured, as in MURI_DRY_RUN.")
 @click.option("--time-limit-s", type=float, required=True, help="Give up after this long.")
-@click.option("--words", default=None, help="The arguments as in the job's facts, instead of ARGUMENTS.")
+@click.option("--words", default="", help="The script's arguments as in the job's facts.")
 @click.option("--sweep", type=(int, int), metavar="OWN MOST", help="Measure on up to MOST CPUs; the job asks for OWN.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def main(
-    *,
-    target: int,
-    token: str,
-    text: str,
-    time_limit_s: float,
-    words: str | None,
-    sweep: tuple[int, int] | None,
-    arguments: tuple[str, ...],
-) -> None:
-    """Measure a model with the batch script of a waiting job, called with ARGUMENTS."""
-    if words is not None:
-        arguments = decode_words(words)
+def main(*, target: int, token: str, text: str, time_limit_s: float, words: str, sweep: tuple[int, int] | None) -> None:
+    """Measure a model with the batch script of a waiting job."""
     limits = replace(Limits.parse(text), time_limit_s=time_limit_s)
     try:
-        result = measure(batch_script(target), arguments, limits, sweep)
+        result = measure(batch_script(target), decode_words(words), limits, sweep)
     except GatewayError as error:
         result = {"error": str(error)}
     result = with_foreign_python(result, sys.prefix)

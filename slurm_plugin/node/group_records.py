@@ -35,17 +35,15 @@ def groups_in(view: View, uid: int) -> list[dict[str, Any]]:
 def _group(pilot: ManagedJob, view: View) -> dict[str, Any]:
     members = view.having(Role.MEMBER)
     own = [job for job in members if job.membership is not None and job.membership.pilot == pilot.job_id]
-    reports = {job.job_id: member_report(pilot.reports.speeds, job.job_id) for job in own}
-    broken = promise_broken(pilot.reports.speeds)
-    plain = sharing_plainly(pilot.reports.speeds)
+    told = pilot.reports.speeds
+    reports = {job.job_id: member_report(told, job.job_id) for job in own}
+    broken, plain = promise_broken(told), sharing_plainly(told)
     described = {
         str(job.job_id): _member(job, reports[job.job_id], broken=job.job_id in broken, plain=job.job_id in plain)
         for job in own
     }
-    node, uses = node_use(pilot.reports.speeds), {}
-    for job in own:
-        if (use := job_use(pilot.reports.speeds, job.job_id)) is not None:
-            uses[str(job.job_id)] = use
+    node = node_use(told)
+    uses = {str(job.job_id): use for job in own if (use := job_use(told, job.job_id)) is not None}
     speeds = [member["speed"] for member in described.values() if member["speed"] is not None]
     disciplines = [report.discipline for report in reports.values() if report is not None and report.discipline]
     return {

@@ -139,10 +139,9 @@ def dry_run_job(
     """Return the job that measures a model by the first iterations of a waiting job's script.
 
     It reads that script itself, as the user. The user's arguments stand behind the command, in an alphabet that needs
-    no quotes, or quoted where only the submit line tells them.
+    no quotes.
     """
-    facts = job.facts
-    words = ["--", *arguments_in_line(job)] if facts is None else ["--words", encode_words(facts.arguments or ())]
+    words = arguments_in_line(job) if job.facts is None else job.facts.arguments or ()
     command = [
         config.node_python, "-m", "muri.slurm_plugin.node.dry_run",
         "--target", str(job.job_id),
@@ -150,7 +149,7 @@ def dry_run_job(
         "--limits", config.profiling.limits.text,
         "--time-limit-s", str(config.profiling.time_limit_s),
         *(["--sweep", str(job.cpu_count), str(sweep_cpus)] if sweep_cpus else []),
-        *words,
+        "--words", encode_words(words),
     ]  # fmt: skip
     return NewJob(
         name=DRY_RUN_NAME,

@@ -54,7 +54,7 @@ def test_run_dir_that_is_a_link_or_a_file_or_nowhere_is_refused(tmp_path: Path) 
 def test_peer_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = socket.socketpair()
     with here, there:
-        assert protocol.peer_pid(here) == os.getpid()
+        assert protocol.peer_of(here) == (os.getpid(), os.geteuid())
         protocol.require_same_user(here)
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
         with pytest.raises(ProtocolError, match="not to 12345"):

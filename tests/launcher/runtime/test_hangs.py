@@ -19,7 +19,7 @@ from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.job.environment import DURATIONS_S, seconds_of
-from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
+from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.runtime.hangs import HangWatch, IdleTimer, ThreadMeter, ThreadSample, is_stopped
 from muri.launcher.runtime.ranks import IdleReports
 from muri.launcher.shared_process.danger_watch import LockWatch
@@ -435,25 +435,6 @@ def test_muris_own_looks_at_the_interpreters_lock_are_no_work_of_the_script() ->
     until(lambda: watch._looks, "a look")
     assert ThreadMeter().sample([Path(f"/proc/self/task/{watch._thread.native_id}")]) == ThreadSample()
     watch.stop()
-
-
-def test_a_script_that_does_no_iteration_for_long_is_worth_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    session = Idle("1", MURI_HANG_TIMEOUT_S="0")
-    group = Watched(session)
-    for longest_s, quiet_s in ((1.0, 50), (8.0, 400)):
-        zeros = (0.0,) * STAGE_COUNT
-        session.clock.recent.append(IterationRecord(longest_s, zeros, zeros))
-        session.clock.iterations += 1
-        caplog.clear()
-        group.watch.check()
-        group.clock.sleep(float(quiet_s))
-        group.watch.check()
-        assert not caplog.records
-        group.clock.sleep(5.0)
-        group.go_on(10)
-        assert len(caplog.records) == 1, caplog.text
-        assert f"for {quiet_s + 5} s; its longest so far took {longest_s:g} s" in caplog.text
-    assert not session.hung
 
 
 def test_a_process_counts_as_stopped_while_a_signal_stops_it() -> None:

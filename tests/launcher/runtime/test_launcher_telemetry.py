@@ -58,7 +58,6 @@ def test_speed_is_iterations_times_solo_time_over_elapsed() -> None:
     assert speed_of(2.5, records, 0.3) == pytest.approx(0.75)
     assert speed_of(2.5, records, None) == pytest.approx(0.5)  # its own time without waits stands in
     assert speed_of(None, records, 0.3) is None
-    assert speed_of(2.5, [], None) is None
 
 
 seconds = st.floats(0, 10)

@@ -63,7 +63,7 @@ OPTIONS = ["--target", "7", "--token", "t", "--limits", "auto", "--time-limit-s"
 
 def run_dry(*arguments: str) -> tuple[int, dict]:
     """The command's exit code, and the result that it prints."""
-    done = CliRunner().invoke(dry_run.main, [*OPTIONS, "--", *arguments])
+    done = CliRunner().invoke(dry_run.main, [*OPTIONS, "--words", encode_words(arguments)])
     return done.exit_code, json.loads(done.stdout)
 
 
@@ -112,7 +112,7 @@ def test_the_environment_of_the_old_job_does_not_reach_the_dry_run():
     assert dry_run_environment(submitted, "alice") == {"PATH": "/bin", "SLURM_SUBMIT_DIR": "/d"}
 
 
-def test_no_text_of_a_user_stands_ahead_of_the_command_and_all_of_it_is_quoted():
+def test_no_text_of_a_user_stands_ahead_of_the_command_and_none_of_it_as_it_is():
     arguments = "7 'x` $(touch /tmp/x) ;\r#SBATCH \udce9"
     job = make_job(1, submit_line=f"sbatch train.sh {arguments}", name="n\n#SBATCH --uid=0", work_dir="/home/alice")
     run = dry_run_job(read_job(job), "t", {}, Config(node_python="printf"))
@@ -120,7 +120,7 @@ def test_no_text_of_a_user_stands_ahead_of_the_command_and_all_of_it_is_quoted()
     first, command, rest = run.script.split("\n")
     assert (first, rest) == ("#!/bin/sh", "")
     assert command.startswith("exec printf -m muri.slurm_plugin.node.dry_run --target 1 --token t ")
-    assert shlex.split(command)[-len(arguments.split()) - 1 :] == ["--", *arguments.split()]
+    assert shlex.split(command)[-2:] == ["--words", encode_words(arguments.split())]
 
 
 def test_a_dry_run_asks_for_what_its_job_asks_for():

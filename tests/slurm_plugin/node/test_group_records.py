@@ -82,7 +82,8 @@ def test_top_shows_the_records_where_no_group_runs_and_says_so(
     assert groups.groups[0].to_json()["file"] is None
     pauses: list[float] = []
     monkeypatch.setattr(top, "_single_keys", lambda: nullcontext(lambda pause_s: pauses.append(pause_s) or "q"))
-    top._watch(console, lambda: groups, "job")
+    monkeypatch.setattr(top, "find_groups", lambda _environment: groups)
+    top._watch(console, "job")
     assert pauses == [top.ASKING_S]
 
 
