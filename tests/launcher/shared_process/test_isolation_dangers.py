@@ -1,5 +1,7 @@
 """Scripts that are not safe in a thread are given up before they train; their jobs go back to the queue."""
 
+import re
+
 import pytest
 from launcher_harness import Launcher, ends
 
@@ -42,7 +44,23 @@ IN_A_THREAD = """
 PLAIN = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE) is not None, flush=True)\n"
 
 
-TENSOR_TYPE = "torch.set_default_tensor_type"
+USES = (
+    "logging.captureWarnings(True)",
+    "logging.disable(logging.ERROR)",
+    "multiprocessing.set_start_method('spawn')",
+    "numpy.random.set_bit_generator(None)",
+    "os.kill(os.getpid(), 15)",
+    "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+    "signal.raise_signal(signal.SIGTERM)",
+    "signal.setitimer(signal.ITIMER_REAL, 9)",
+    "signal.signal(signal.SIGTERM, print)",
+    "socket.setdefaulttimeout(9)",
+    "sys.excepthook = print",
+    "sys.setrecursionlimit(9999)",
+    "torch.set_default_dtype(torch.float64)",
+    "torch.set_default_tensor_type('torch.FloatTensor')",
+    "warnings.formatwarning = print",
+)
 SUBPROCESSES = (
     "os.system('true')",
     "os.popen('true')",
@@ -56,16 +74,12 @@ DANGERS = {
         f"import multiprocessing.resource_tracker, os, subprocess\n{use}\nprint('trains')\n": "subprocesses"
         for use in SUBPROCESSES
     },
+    **{f"import {use.partition('.')[0]}\n{use}\nprint('trains')\n": re.split(r"\(| =", use)[0] for use in USES},
     WORKERS: "worker processes",
     COMPILES: "torch.compile",
-    RANKED: "torch.distributed",
+    RANKED: "torch.distributed.init_process_group",
     IN_A_THREAD: "worker processes",
     "import os\nos.fork()\nprint('trains')\n": "forked processes",
-    "import signal\nsignal.signal(signal.SIGTERM, print)\nprint('trains')\n": "signal handlers",
-    "import signal\nsignal.setitimer(signal.ITIMER_REAL, 9)\nprint('trains')\n": "timers that send signals",
-    "import torch\ntorch.set_default_dtype(torch.float64)\nprint('trains')\n": "torch.set_default_dtype",
-    "import torch\ntorch.set_default_tensor_type('torch.FloatTensor')\nprint('trains')\n": TENSOR_TYPE,
-    "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nprint('trains')\n": "resource limits",
 }
 
 
