@@ -112,8 +112,8 @@ DANGERS: Final[Mapping[str, str]] = {
     "patches": "patched functions of Python or PyTorch",
     "paths": "a changed sys.path",
     "ranks": "process groups",
-    "settings": "resource limits, cores, priority, locale or switches of PyTorch of its own",
-    "signals": "signal handlers or timers",
+    "settings": "limits, cores, priority, locale or switches of PyTorch of its own",
+    "signals": "signals, their handlers or timers",
     "threads": "threads or executors of its own",
 }
 """Uses by a script that threads of one process could not keep apart, found by

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import gc
 import locale
+import logging
 import os
 import random
 import resource
-import signal
 import sys
 import sysconfig
 import threading
@@ -41,16 +41,41 @@ got on as well in threads as in processes, two that held it for 40 % half as wel
 LEAST_LOOKS: Final = 30
 """With fewer looks at the lock nothing is known."""
 
+CALLS: Final = {
+    "multiprocessing.set_start_method": "children",
+    "torch.compile": "compile",
+    "torch.distributed.distributed_c10d.init_process_group": "ranks",
+    "torch.distributed.init_process_group": "ranks",
+    "logging.captureWarnings": "settings",
+    "numpy.random.set_bit_generator": "settings",
+    "resource.prlimit": "settings",
+    "resource.setrlimit": "settings",
+    "socket.setdefaulttimeout": "settings",
+    "sys.setrecursionlimit": "settings",
+    "torch.set_default_dtype": "settings",
+    "torch.set_default_tensor_type": "settings",
+    "torch.set_num_interop_threads": "settings",
+    "os.kill": "signals",
+    "os.killpg": "signals",
+    "signal.alarm": "signals",
+    "signal.getsignal": "signals",
+    "signal.pthread_kill": "signals",
+    "signal.raise_signal": "signals",
+    "signal.setitimer": "signals",
+    "signal.signal": "signals",
+}
+"""Functions that a script in a thread must not call, and the danger that each is."""
+
 _LOOK_S: Final = 0.005
 
 _CHILDREN: Final = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}
 )
-_LIMITS: Final = frozenset({"resource.prlimit", "resource.setrlimit"})
 _VARIABLES: Final = frozenset({"os.putenv", "os.unsetenv"})
 _HOOKABLE: Final = (
-    ("builtins", ""), ("os", ""), ("random", ""), ("numpy", ""), ("numpy.random", ""), ("torch", ""),
-    ("torch", "Tensor"), ("torch.nn", "Module"), ("torch.nn.functional", ""), ("torch.optim", "Optimizer"),
+    ("builtins", ""), ("os", ""), ("random", ""), ("sys", ""), ("threading", ""), ("warnings", ""), ("numpy", ""),
+    ("numpy.random", ""), ("torch", ""), ("torch", "Tensor"), ("torch.nn", "Module"), ("torch.nn.functional", ""),
+    ("torch.optim", "Optimizer"),
 )  # fmt: skip
 """Modules, and classes in them, whose functions scripts replace."""
 
@@ -124,15 +149,11 @@ class DangerWatch:
         self._lock: LockWatch | None = None
         sys.addaudithook(self._hear)
         after_import("torch._dynamo", _hide_from)
-        for name in ("alarm", "setitimer", "signal"):
-            _call_first(signal, name, lambda: self._note_if_foreign("signals"))
-        after_import("torch", self._watch_torch)
-
-    def _watch_torch(self, torch: ModuleType) -> None:
-        _call_first(torch, "compile", lambda: self._noted.add("compile"))
-        for name in ("set_default_dtype", "set_default_tensor_type", "set_num_interop_threads"):
-            _call_first(torch, name, lambda: self._noted.add("settings"))
-        before_switches_change(torch, lambda: self._noted.add("settings"))
+        for name, danger in CALLS.items():
+            note = self._note_if_foreign if danger == "signals" else self._noted.add
+            watch_calls(name, functools.partial(note, danger))
+        note_setting = functools.partial(self._noted.add, "settings")
+        after_import("torch", lambda torch: before_switches_change(torch, note_setting))
 
     def watch_lock(self) -> None:
         """Begin to look at the interpreter's lock: the script's first iteration is over."""
@@ -149,12 +170,9 @@ class DangerWatch:
         self._noted.update(name for name, seen in self._seen().items() if seen)
         return tuple(sorted(self._noted))
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _hear(self, event: str, _arguments: tuple[Any, ...]) -> None:
         if event in _CHILDREN:
             self._noted.add("children")
-        elif event in _LIMITS:
-            if event == "resource.setrlimit" or arguments[2] is not None:
-                self._noted.add("settings")
         elif event in _VARIABLES:
             self._note_if_foreign("environment")
         elif event == "ctypes.dlopen":
@@ -177,8 +195,6 @@ class DangerWatch:
         foreign = list(self._foreign_files())
         ended_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
         children = ended_children or bool(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
-        distributed: Any = sys.modules.get("torch.distributed")
-        grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()
         return {
             "accelerate": "accelerate" in sys.modules or "transformers" in sys.modules,
             "children": children or _loader_has_workers(),
@@ -186,7 +202,7 @@ class DangerWatch:
             "packages": any(self._own not in Path(file).resolve().parents for file in foreign),
             "patches": any(_is_patched(one) and one not in self._patched_before for one in _functions()),
             "paths": sys.path != self._path,
-            "ranks": task_of(os.environ)[1] > 1 or grouped,
+            "ranks": task_of(os.environ)[1] > 1,
             "settings": _settings() != self._settings,
             "threads": any(map(_is_scripts, threading.enumerate())),
         }
@@ -208,8 +224,14 @@ def _hide_from(compiler: ModuleType) -> None:
             skip(hook.__code__)
 
 
-def _call_first(owner: ModuleType, name: str, note: Callable[[], None]) -> None:
-    """Let a function of a module call another one first."""
+def watch_calls(function: str, note: Callable[[], None]) -> None:
+    """Let a function of a module, given by its full name, call another one first."""
+    module, _, name = function.rpartition(".")
+    after_import(module, lambda owner: call_first(owner, name, note))
+
+
+def call_first(owner: Any, name: str, note: Callable[[], None]) -> None:
+    """Let a function of a module or class, which not every release may have, call another one first."""
     plain = getattr(owner, name, None)
     if plain is None:
         return
@@ -274,7 +296,8 @@ def _is_stdlib(file: str) -> bool:
 
 def _settings() -> tuple[Any, ...]:
     cores, priority = os.sched_getaffinity(os.getpid()), os.getpriority(os.PRIO_PROCESS, 0)
-    return cores, priority, locale.setlocale(locale.LC_ALL), sys.getswitchinterval()
+    python = (locale.setlocale(locale.LC_ALL), sys.getswitchinterval(), logging.root.manager.disable)
+    return cores, priority, python
 
 
 def _loader_has_workers() -> bool:

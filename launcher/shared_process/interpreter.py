@@ -1,9 +1,9 @@
 """Gives each session its own arguments, search path, `__main__`, environment variables, settings, logging and warnings.
 
-The settings are hooks for errors, the temporary directory, the sockets' timeout, the garbage collector, the recursion
-limit and the start method of multiprocessing. Each session has its own root logger, loggers, handlers and filters. A
-logger with the name of an installed package belongs to the package, which all members share: they share its level and
-its own handlers, but records that it passes on to the root logger go to the handlers of the session that logs.
+The settings are the temporary directory and the garbage collector; a session that sets hooks for errors is given up.
+Each session has its own root logger, loggers, handlers and filters. A logger with the name of an installed package
+belongs to the package, which all members share: they share its level and its own handlers, but records that it passes
+on to the root logger go to the handlers of the session that logs.
 
 The interpreter reads the filters of warnings from the module's attributes, but the module's own functions read them
 from its dictionary. So the attributes are properties, and the dictionary holds stand-ins.
@@ -12,18 +12,15 @@ from its dictionary. So the attributes are properties, and the dictionary holds 
 import gc
 import logging
 import os
-import socket
 import sys
 import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
-from muri.launcher.job.script import after_import
 from muri.launcher.shared_process.local_imports import LocalModules
 from muri.launcher.shared_process.state import (
     PerSession,
@@ -36,7 +33,7 @@ from muri.launcher.shared_process.state import (
     own_or,
     session_value,
 )
-from muri.launcher.shared_process.threads_and_processes import at_session_start
+from muri.launcher.shared_process.threads_and_processes import at_session_start, of_the_process
 
 
 class MainProxy(ModuleType):
@@ -44,9 +41,7 @@ class MainProxy(ModuleType):
 
     def __getattribute__(self, name: str) -> Any:
         session = current_session()
-        if session is None:
-            return super().__getattribute__(name)
-        return getattr(session.main, name)
+        return super().__getattribute__(name) if session is None else getattr(session.main, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         session = current_session()
@@ -54,13 +49,6 @@ class MainProxy(ModuleType):
             super().__setattr__(name, value)
         else:
             setattr(session.main, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        session = current_session()
-        if session is None:
-            super().__delattr__(name)
-        else:
-            delattr(session.main, name)
 
 
 class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in the stubs only
@@ -85,38 +73,6 @@ def install_interpreter() -> None:
     os.unsetenv = in_session(os.unsetenv)(lambda _session, _name, /: None)
 
 
-_values: Final[PerSession[dict[str, Any]]] = PerSession(dict)
-
-
-def _install_hook(module: ModuleType, name: str) -> None:
-    """Call the session's hook from the module's dictionary, where the interpreter looks the hook up."""
-    key, plain = f"{module.__name__}.{name}", getattr(module, name)
-
-    def get(_module: ModuleType) -> Any:
-        session = current_session()
-        return plain if session is None else _values.of(session).get(key, plain)
-
-    def put(changed: ModuleType, value: Any) -> None:
-        session = current_session()
-        if session is None:
-            changed.__dict__[name] = value
-        else:
-            _values.of(session)[key] = value
-
-    def own(*args: Any) -> Any:
-        hook = get(module)
-        return (plain if hook is None else hook)(*args)
-
-    module.__dict__[name] = own
-    add_properties(module, {name: property(get, put)})
-
-
-def own_excepthook() -> Callable[..., Any] | None:
-    """What the session has set as `sys.excepthook`, None if nothing."""
-    session = current_session()
-    return None if session is None else _values.of(session).get("sys.excepthook")
-
-
 def _install_temporary_directory() -> None:
     """Look for each member's own $TMPDIR; Python looks for it once per process."""
     plain = tempfile._gettempdir  # type: ignore[attr-defined]
@@ -133,91 +89,30 @@ def _install_temporary_directory() -> None:
     add_properties(tempfile, {"tempdir": session_value("tempdir", directories.of)})
 
 
-def _install_socket_timeout() -> None:
-    """Keep one member's default timeout out of the others' sockets: Python has a single one in C."""
-    make = socket.socket.__init__
-
-    @in_session(socket.setdefaulttimeout)
-    def setdefaulttimeout(session: SessionState, timeout: Any, /) -> None:
-        if timeout is not None and timeout < 0:
-            raise ValueError("Timeout value out of range")
-        _values.of(session)["socket.timeout"] = timeout
-
-    def session_make(own: Any, *args: Any, **kwargs: Any) -> None:
-        make(own, *args, **kwargs)
-        session = current_session()
-        timeout = None if session is None else _values.of(session).get("socket.timeout")
-        if timeout is not None:
-            own.settimeout(timeout)
-
-    socket.getdefaulttimeout = in_session(socket.getdefaulttimeout)(lambda s: _values.of(s).get("socket.timeout"))
-    socket.setdefaulttimeout = setdefaulttimeout
-    socket.socket.__init__ = session_make  # type: ignore[method-assign, assignment]
-
-
 def _install_collector() -> None:
     """Keep the collector running: a member that turns it off must not let the others' memory grow."""
-    gc.enable = in_session(gc.enable)(lambda session: _values.of(session).update({"gc.enabled": True}))
-    gc.disable = in_session(gc.disable)(lambda session: _values.of(session).update({"gc.enabled": False}))
-    gc.isenabled = in_session(gc.isenabled)(lambda session: _values.of(session).get("gc.enabled", True))
+    values: PerSession[dict[str, bool]] = PerSession(lambda: {"enabled": True})
+    gc.enable = in_session(gc.enable)(lambda session: values.of(session).update(enabled=True))
+    gc.disable = in_session(gc.disable)(lambda session: values.of(session).update(enabled=False))
+    gc.isenabled = in_session(gc.isenabled)(lambda session: values.of(session)["enabled"])
     gc.freeze = in_session(gc.freeze)(lambda _session: None)
     gc.set_threshold = in_session(gc.set_threshold)(lambda _session, *_thresholds: None)
-
-
-def _install_recursion_limit() -> None:
-    """Tell each member the limit that it has set, while the process's one is the largest of them."""
-    plain_get, plain_set = sys.getrecursionlimit, sys.setrecursionlimit
-
-    @in_session(plain_set)
-    def setrecursionlimit(session: SessionState, limit: int, /) -> None:
-        plain_set(max(limit, plain_get()) if limit > 0 else limit)  # it holds for all threads, so it only grows
-        _values.of(session)["recursion"] = limit
-
-    sys.setrecursionlimit = setrecursionlimit
-    sys.getrecursionlimit = in_session(plain_get)(lambda session: _values.of(session).get("recursion", plain_get()))
-
-
-def _patch_start_method(context: Any) -> None:
-    """Let each member call `multiprocessing.set_start_method`, which Python allows once per process."""
-    default, kept = context._default_context, PerSession[dict[str, Any]](lambda: {"_actual_context": None})
-    chosen = {"_actual_context": session_value("_actual_context", kept.of)}
-    default.__class__ = type("DefaultContext", (type(default),), chosen)  # a context that a script makes is its own
 
 
 def install_settings() -> None:
     """Patch the modules that hold these settings."""
     for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
-        _install_hook(module, name)
+        add_properties(module, {name: of_the_process(name, f"{module.__name__}.{name}")})
     _install_temporary_directory()
-    _install_socket_timeout()
     _install_collector()
-    _install_recursion_limit()
-    after_import("multiprocessing.context", _patch_start_method)
-
-
-_WARNING_TABLES: Final = ("filters", "onceregistry")
-_WARNING_HOOKS: Final = ("showwarning", "formatwarning", "_showwarnmsg_impl")
 
 
 _roots: PerSession[dict[str, Any]] = PerSession(
     lambda: {"handlers": [], "filters": [], "level": logging.WARNING, "disabled": False}
 )
-
-
-def _own_manager() -> logging.Manager:
-    disabled = logging.Logger.manager.disable
-    manager = logging.Manager(logging.root)
-    manager.loggerClass = logging.Logger.manager.loggerClass
-    manager.disable = disabled  # a new manager resets the level that `logging.disable` has set
-    return manager
-
-
-_managers: PerSession[logging.Manager] = PerSession(_own_manager)
-_disabled: PerSession[dict[str, Any]] = PerSession(lambda: {"_disable": 0})
+_managers: PerSession[logging.Manager] = PerSession(lambda: logging.Manager(logging.root))
 _lists: PerSession[list[Any]] = PerSession(list)
 _names: PerSession["weakref.WeakValueDictionary[str, logging.Handler]"] = PerSession(weakref.WeakValueDictionary)
-_captured: PerSession[list[Any]] = PerSession(list)
-"""What `warnings.showwarning` was before the session gave its warnings to `logging`."""
 
 
 class _Container(StandIn):
@@ -238,7 +133,7 @@ class _HandlerList(_Container):
 
 
 def install_logging(modules: LocalModules) -> None:
-    """Give each session its own root logger, loggers, handlers and disabled level; `modules` tells its modules."""
+    """Give each session its own root logger, loggers and handlers; `modules` tells its modules."""
     properties = {name: session_value(name, _roots.of) for name in ("handlers", "filters", "level", "disabled")}
     logging.root.__class__ = type("SessionRootLogger", (logging.RootLogger,), properties)
     plain_get, plain_enabled = logging.Manager.getLogger, logging.Logger.isEnabledFor
@@ -259,46 +154,12 @@ def install_logging(modules: LocalModules) -> None:
 
     logging.Manager.getLogger = get_logger  # type: ignore[method-assign, assignment]
     logging.Logger.isEnabledFor = is_enabled_for  # type: ignore[method-assign, assignment]
-    logging.Manager._disable = session_value("_disable", _disabled.of)  # type: ignore[attr-defined]
+    logging.Manager._disable = of_the_process("_disable", "logging.disable")  # type: ignore[attr-defined]
     plain_list, plain_names = logging._handlerList, logging._handlers  # type: ignore[attr-defined]
     handlers = _HandlerList(own_or(plain_list, _lists))
     logging._handlerList = handlers  # type: ignore[attr-defined]
     logging.shutdown.__defaults__ = (handlers,)
     logging._handlers = _Container(own_or(plain_names, _names))  # type: ignore[attr-defined]
-
-    @in_session(logging.captureWarnings)
-    def capture_warnings(session: SessionState, capture: bool) -> None:
-        saved = _captured.of(session)
-        if capture and not saved:
-            saved.append(warnings.showwarning)
-            warnings.showwarning = logging._showwarning  # type: ignore[attr-defined]
-        elif not capture and saved:
-            warnings.showwarning = saved.pop()
-
-    logging.captureWarnings = capture_warnings
-
-
-def _property(name: str, plain: Any, values: PerSession[dict[str, Any]]) -> property:
-    """Each session starts with a copy of what the process started with."""
-    state = {"value": plain}
-
-    def get(_module: Any) -> Any:
-        session = current_session()
-        if session is None:
-            return state["value"]
-        own = values.of(session)
-        if name not in own:
-            own[name] = plain.copy()
-        return own[name]
-
-    def put(_module: Any, value: Any) -> None:
-        session = current_session()
-        if session is None:
-            state["value"] = value
-        else:
-            values.of(session)[name] = value
-
-    return property(get, put)
 
 
 def _showwarnmsg(msg: Any) -> None:
@@ -309,24 +170,21 @@ def _showwarnmsg(msg: Any) -> None:
         warnings._showwarnmsg_impl(msg)  # type: ignore[attr-defined]
 
 
-def _formatwarnmsg(msg: Any) -> str:
-    """Format a warning by the session's hook, for the same reason."""
-    if warnings.formatwarning is not warnings._formatwarning_orig:  # type: ignore[attr-defined]
-        return warnings.formatwarning(msg.message, msg.category, msg.filename, msg.lineno, msg.line)
-    text: str = warnings._formatwarnmsg_impl(msg)  # type: ignore[attr-defined]
-    return text
-
-
 def install_warnings() -> None:
     """Give `warnings` attributes that are the session's."""
     if not hasattr(warnings, "_showwarning_orig") or not isinstance(warnings.filters, list):
         return  # this Python keeps them elsewhere, per thread or context
     values: PerSession[dict[str, Any]] = PerSession(dict)
-    properties = {name: session_value(name, values.of) for name in _WARNING_HOOKS}
-    for name in _WARNING_TABLES:
-        made = properties[name] = _property(name, vars(warnings)[name], values)
-        vars(warnings)[name] = _Container(partial(made.fget, warnings))  # type: ignore[arg-type, misc]
-    vars(warnings).update(_showwarnmsg=_showwarnmsg, _formatwarnmsg=_formatwarnmsg)
+    properties = {name: session_value(name, values.of) for name in ("showwarning", "_showwarnmsg_impl")}
+    properties["formatwarning"] = of_the_process("formatwarning", "warnings.formatwarning")
+    plain = {name: vars(warnings)[name] for name in ("filters", "onceregistry")}
+    # Each session starts with a copy of what the process started with.
+    tables = own_or(dict(plain), PerSession(lambda: {name: table.copy() for name, table in plain.items()}))
+    for name in plain:
+        get = partial(lambda key, _module=None: tables()[key], name)
+        properties[name] = property(get, partial(lambda key, _module, value: tables().update({key: value}), name))
+        vars(warnings)[name] = _Container(get)
+    vars(warnings)["_showwarnmsg"] = _showwarnmsg
     add_properties(warnings, properties)
     # Show a warning to this member, too, if an earlier one was shown it once.
     at_session_start(lambda _session: warnings._filters_mutated())  # type: ignore[attr-defined]

@@ -13,13 +13,12 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Final
 
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError, give_way
 from muri.launcher.job import script
 from muri.launcher.job.stage_clock import Gate, IterationRecord
-from muri.launcher.shared_process.interpreter import own_excepthook
 from muri.launcher.shared_process.local_imports import LocalModules
 from muri.launcher.shared_process.state import PerSession, SessionState, current_session, in_session
 
@@ -206,64 +205,28 @@ def _is_launchers(filename: str) -> bool:
     return filename == script.__file__ or filename.startswith(_ROOM)
 
 
-def _without_launcher(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and _is_launchers(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    return frames
-
-
 def print_unraisable(error: BaseException, function: Callable[..., object], state: SessionState) -> None:
     """Print the error of a function given to `atexit`, as Python does."""
     plain = function.func if isinstance(function, partial) else function
     with contextlib.suppress(OSError, ValueError):
         print(f"Exception ignored in atexit callback: {plain!r}", file=state.streams["stderr"])
-        frames = _without_launcher(error.__traceback__)
-        traceback.print_exception(type(error), error, frames, file=state.streams["stderr"])
+    print_exception(error, state)
 
 
 def print_exception(error: BaseException, state: SessionState) -> None:
-    """Print a traceback without frames of the launcher, as Python's own would be, or call the script's hook."""
-    hook = own_excepthook()
-    if hook is not None:
-        try:
-            hook(type(error), error, _without_launcher(error.__traceback__))
-        except Exception as failure:
-            print("Error in sys.excepthook:", file=state.streams["stderr"])
-            traceback.print_exception(failure, file=state.streams["stderr"])
-        else:
-            return
-    report: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
-    text = report
+    """Print a traceback without frames of the launcher, as Python's own would be."""
+    text = traceback.TracebackException.from_exception(error)
+    report: traceback.TracebackException | None = text
     while report is not None:
         report.stack = traceback.StackSummary.from_list([f for f in report.stack if not _is_launchers(f.filename)])
         report = report.__cause__ or report.__context__
     with contextlib.suppress(OSError, ValueError):
-        for part in text.format() if text is not None else ():
+        for part in text.format():
             print(part, file=state.streams["stderr"], end="")
 
 
 _MANY: Final = 256
 """After this many new finalizers the list drops those that have run."""
-
-
-def install_signals() -> None:
-    """Tell each session which signals its job ignores, and give it those that it sends to this process."""
-    plain_kill = os.kill
-
-    @in_session(signal.getsignal)
-    def getsignal(session: SessionState, signalnum: Any) -> Any:
-        default = signal.default_int_handler if signalnum == signal.SIGINT else signal.SIG_DFL
-        return signal.SIG_IGN if signalnum in session.ignored else default
-
-    @in_session(plain_kill)
-    def kill(session: SessionState, pid: int, signalnum: int) -> None:
-        if pid != os.getpid() or signalnum == 0:
-            plain_kill(pid, signalnum)
-        else:
-            session.deliver(int(signalnum))
-
-    signal.getsignal, os.kill = getsignal, kill
-    signal.raise_signal = lambda signalnum: os.kill(os.getpid(), signalnum)
 
 
 _finalizers: PerSession[list["weakref.finalize[..., Any]"]] = PerSession(list)

@@ -87,7 +87,7 @@ class LocalModules:
         top = name.partition(".")[0]
         local = self.is_local(session, top)
         if not local and top not in self._active:
-            check_import(session, top)
+            check_import(top)
             if _being_imported(name) and self.turns.take(session):
                 self.turns.give()
             return load()

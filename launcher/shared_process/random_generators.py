@@ -23,7 +23,6 @@ from muri.launcher.shared_process.state import (
     by_session,
     current_session,
     enter_session,
-    in_session,
     own_or,
 )
 
@@ -61,29 +60,11 @@ def patch_numpy(numpy_random: ModuleType) -> None:
 
     current = own_or(plain, generators)
     read = {"__getattribute__": lambda _self, name: getattr(current(), name)}
-    stand_in = type("SessionRandomState", (type(plain),), read)()
-
-    def seed(seed: Any = None) -> None:
-        """Reseed the legacy generator; see numpy.random.RandomState.seed."""
-        stand_in.seed(seed)
-
-    def get_bit_generator() -> Any:
-        """The bit generator of the legacy generator."""
-        return stand_in._bit_generator
-
-    def set_bit_generator(session: SessionState, bitgen: Any) -> None:
-        generators.put(session, type(plain)(bitgen))
-
-    replaced: dict[str, Any] = {"seed": seed, "get_bit_generator": get_bit_generator}
-    if hasattr(mtrand, "set_bit_generator"):
-        replaced["set_bit_generator"] = in_session(mtrand.set_bit_generator)(set_bit_generator)
     for module in (mtrand, numpy_random):
         for name, function in list(vars(module).items()):
-            if name in replaced:
-                setattr(module, name, replaced[name])
-            elif getattr(function, "__self__", None) is plain:
+            if getattr(function, "__self__", None) is plain:
                 setattr(module, name, by_session(function, generators))
-    mtrand._rand = stand_in
+    mtrand._rand = type("SessionRandomState", (type(plain),), read)()  # functions such as `seed` look it up
 
 
 _libraries: Final[list[Any]] = []

@@ -4,8 +4,6 @@
 reached by a seccomp filter on each session's thread (and those it starts), which stops `write` and `writev` to 1 and 2.
 A helper process reads the bytes and writes them to the session's file; as a process of its own it never waits for this
 one's interpreter. See seccomp_unotify(2).
-
-MURI_C_OUTPUT=0 in the runtime's environment turns the filter off.
 """
 
 import builtins
@@ -33,7 +31,6 @@ _BY_NUMBER: Final = (
 )
 """Functions of `os` with a descriptor as first argument."""
 
-OFF_VARIABLE: Final = "MURI_C_OUTPUT"
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_SET_PTRACER: Final = 0x59616D61
 _SET_MODE_FILTER: Final = 1
@@ -158,9 +155,7 @@ class COutput:
         self._channel: socket.socket | None = None
         self._reported = False
         machine = c_output_helper.MACHINES.get(platform.machine())
-        if os.environ.get(OFF_VARIABLE) == "0":
-            self._reported = True
-        elif machine is None:
+        if machine is None:
             self._report(f"unknown machine {platform.machine()}")
         else:
             self._program = _program(machine)

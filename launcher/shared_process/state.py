@@ -36,11 +36,9 @@ class SessionState:
     shared_path: frozenset[str] = frozenset()  # entries of `path` for installed packages, which the members share
     clock: StageClock | None = None
     replaced: dict[str, Any] = field(default_factory=dict)  # streams in place of its own (`redirect_stdout`)
-    ignored: frozenset[int] = frozenset()  # signals
     exit_functions: list[Callable[[], object]] = field(default_factory=list)  # of `atexit.register`
     threads: list[threading.Thread] = field(default_factory=list)
     interrupted: threading.Event = field(default_factory=threading.Event)  # wakes a sleeping script for a signal
-    deliver: Callable[[int], None] = lambda _signum: None  # sends the session a signal
     leave: Callable[[int], None] = lambda _code: None  # ends it at once, as `os._exit` a process; does not return
     refuse: Callable[[str], None] = lambda _danger: None  # gives it up, not fit for a thread; does not return
     # No signal interrupts the session's own thread while it changes what members share; calls nest. `let_through` ends
@@ -75,22 +73,17 @@ class _Local(threading.local):
 
 _local = _Local()
 
-
-_foreign_look_ups: list[Callable[[], SessionState | None]] = []
+foreign_look_ups: Final[list[Callable[[], SessionState | None]]] = []
+"""Functions that find the session of a thread that Python did not start."""
 
 
 def current_session() -> SessionState | None:
     """The session of the calling thread, None in the runtime's own threads."""
     session = _local.session
     if session is None:
-        for look_up in _foreign_look_ups:
+        for look_up in foreign_look_ups:
             session = look_up()
     return session
-
-
-def look_up_foreign_threads(look_up: Callable[[], SessionState | None]) -> None:
-    """Set the function that finds the session of a thread that Python did not start."""
-    _foreign_look_ups.append(look_up)
 
 
 def enter_session(session: SessionState | None) -> None:
@@ -169,11 +162,7 @@ def session_value(name: str, values_of: Callable[[SessionState], dict[str, Any]]
         session = current_session()
         if session is not None and name in (own := values_of(session)):
             return own[name]
-        try:
-            return owner.__dict__[name]
-        except KeyError:
-            what = f"{type(owner).__name__} {getattr(owner, '__name__', owner)!r}"
-            raise AttributeError(f"{what} has no attribute {name!r}") from None
+        return owner.__dict__[name]
 
     def put(owner: Any, value: Any) -> None:
         session = current_session()
@@ -220,7 +209,6 @@ def build_state(request: AttachRequest, files: tuple[int, int, int], base_path: 
         path=[*own, *shared],
         shared_path=frozenset(shared),
         files=files,
-        ignored=frozenset(request.ignored),
         streams=open_streams(files, unbuffered=bool(request.environment.get("PYTHONUNBUFFERED"))),
         main=ModuleType("__main__"),
     )

@@ -87,7 +87,6 @@ class ThreadSession(MemberSession):
         super().__init__(request, arbiter, spec)
         self.told_to_end = False
         self._state = build_state(request, files, base_path)
-        self._state.deliver = self.deliver
         self._state.leave = self.leave
         self._state.refuse = self.refuse
         # Not a daemon: the script's own threads inherit that, and a script waits for its threads.
@@ -110,8 +109,6 @@ class ThreadSession(MemberSession):
         """Do what the signal would do to a process that runs the script."""
         if signum in {*_WITHOUT_EFFECT, *self.request.blocked, *self.request.ignored} or self._asked_to_stop(signum):
             return
-        if self._interruption.in_own_thread:
-            raise ending_of(signum)()
         self.end(signum)
 
     def _asked_to_stop(self, signum: int) -> bool:
@@ -337,13 +334,11 @@ class Threads:
         standard_files.install_streams()
         interpreter.install_interpreter()
         threads_and_processes.install_threads()
-        interruption.install_signals()
         # Libraries: each is patched when a script imports it.
         random_generators.install_python_random()
         after_import("numpy.random", random_generators.patch_numpy)
         after_import("torch", random_generators.patch_torch)
         after_import("torch", torch_settings.patch_thread_counts)
-        after_import("torch", torch_settings.refuse_switches)
         after_import("torch", torch_settings.patch_print_options)
         after_import("torch", threads_and_processes.patch_autograd)
         standard_files.install_file_numbers()

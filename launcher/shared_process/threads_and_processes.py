@@ -11,7 +11,6 @@ thing nevertheless is given up here, before the act: its job goes back to the qu
 import _posixsubprocess
 import ctypes
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -23,13 +22,14 @@ from types import ModuleType
 from typing import Any, Final
 
 from muri.launcher.job.script import after_import
+from muri.launcher.shared_process.danger_watch import CALLS, before_switches_change, call_first, watch_calls
 from muri.launcher.shared_process.state import (
     PerSession,
     SessionState,
     current_session,
     enter_session,
+    foreign_look_ups,
     in_session,
-    look_up_foreign_threads,
 )
 
 _KEY: Final = "muri.session"
@@ -147,52 +147,47 @@ def patch_autograd(torch: ModuleType) -> None:
         session: SessionState | None = core._get_obj_in_tls(_KEY)
         return session
 
-    look_up_foreign_threads(look_up)
+    foreign_look_ups.append(look_up)
 
 
 PROCESS_WIDE_PACKAGES: Final = frozenset({"accelerate", "transformers"})
 """Packages that keep the state of a training, such as its gradient accumulation, once for the whole process."""
 
-_FUNCTIONS: Final = (
-    ("torch", "compile", "torch.compile"),
-    ("torch", "set_default_dtype", "torch.set_default_dtype"),
-    ("torch", "set_default_tensor_type", "torch.set_default_tensor_type"),
-    ("torch", "set_num_interop_threads", "torch.set_num_interop_threads"),
-    ("torch.distributed.distributed_c10d", "init_process_group", "torch.distributed"),
-    ("torch.distributed", "init_process_group", "torch.distributed"),
-    ("resource", "setrlimit", "resource limits"),
-    ("resource", "prlimit", "resource limits"),
-)
-"""Modules, their functions that a session must not call, and what the user is told that the script uses."""
 
-
-def check_import(session: SessionState, top: str) -> None:
+def check_import(top: str) -> None:
     """Give the session up if it imports this installed package and that keeps one state for all members."""
     if top in PROCESS_WIDE_PACKAGES:
-        refuse(session, top)
+        _refuse(top)
 
 
 def install_dangers() -> None:
     """Patch the functions through which a script would do such a thing."""
+    for name in CALLS:
+        watch_calls(name, partial(_refuse, name))
     for name in ("fork", "forkpty"):
-        _forbid(os, name, "forked processes")
+        call_first(os, name, partial(_refuse, "forked processes"))
+    subprocesses, workers = partial(_refuse, "subprocesses"), partial(_refuse, "worker processes")
     for name in ("execv", "execve", "posix_spawn", "posix_spawnp", "system"):
-        _forbid(os, name, "subprocesses")
-    _forbid(subprocess.Popen, "__init__", "subprocesses")
-    _forbid(_posixsubprocess, "fork_exec", "subprocesses")  # multiprocessing calls it
-    _forbid(signal, "signal", "signal handlers")
-    for name in ("alarm", "setitimer"):
-        _forbid(signal, name, "timers that send signals")
-    for name, function, what in _FUNCTIONS:
-        after_import(name, partial(_forbid, name=function, what=what))
-    after_import("multiprocessing.process", lambda module: _forbid(module.BaseProcess, "start", "worker processes"))
+        call_first(os, name, subprocesses)
+    call_first(subprocess.Popen, "__init__", subprocesses)
+    call_first(_posixsubprocess, "fork_exec", subprocesses)  # multiprocessing calls it
+    after_import("multiprocessing.process", lambda module: call_first(module.BaseProcess, "start", workers))
+    switches = partial(_refuse, "switches of PyTorch")
+    after_import("torch", lambda torch: before_switches_change(torch, switches))
 
 
-def _forbid(owner: Any, name: str, what: str) -> None:
-    refusing = in_session(getattr(owner, name))
-    setattr(owner, name, refusing(lambda session, *_args, **_options: refuse(session, what)))
+def of_the_process(name: str, what: str) -> property:
+    """Return a property of the process; a session that would change it is given up."""
+
+    def put(owner: Any, value: Any) -> None:
+        if owner.__dict__.get(name, value) != value:
+            _refuse(what)
+        owner.__dict__[name] = value
+
+    return property(lambda owner: owner.__dict__[name], put)
 
 
-def refuse(session: SessionState, what: str) -> None:
-    """Give the session up, before it does this."""
-    session.refuse(f"the script uses {what}, which is not safe in a thread of the group's process")
+def _refuse(what: str) -> None:
+    session = current_session()
+    if session is not None:
+        session.refuse(f"the script uses {what}, which is not safe in a thread of the group's process")

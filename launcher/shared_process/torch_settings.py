@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muri.launcher.shared_process.danger_watch import before_switches_change
 from muri.launcher.shared_process.state import PerSession, SessionState, StandIn, current_session, own_or
-from muri.launcher.shared_process.threads_and_processes import at_thread_start, refuse
+from muri.launcher.shared_process.threads_and_processes import at_thread_start
 
 _chosen: PerSession[dict[str, Any]] = PerSession(dict)
 
@@ -24,16 +23,6 @@ def forget_session() -> None:
     overrides: Any = sys.modules.get("torch.overrides")
     while overrides is not None and overrides._get_current_function_mode_stack():
         overrides._pop_mode()
-
-
-def refuse_switches(torch: Any) -> None:
-    """Let no session change a switch of PyTorch."""
-
-    def refuse_session() -> None:
-        if (session := current_session()) is not None:
-            refuse(session, "switches of PyTorch")
-
-    before_switches_change(torch, refuse_session)
 
 
 def patch_print_options(torch: Any) -> None:

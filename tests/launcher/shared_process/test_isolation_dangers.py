@@ -1,5 +1,7 @@
 """Scripts that are not safe in a thread are given up before they train; their jobs go back to the queue."""
 
+import re
+
 import pytest
 from launcher_harness import Launcher, ends
 
@@ -42,15 +44,31 @@ IN_A_THREAD = """
 PLAIN = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE) is not None, flush=True)\n"
 
 
-TENSOR_TYPE = "torch.set_default_tensor_type"
 SWITCHES = (
     "torch.use_deterministic_algorithms(True)",
-    "torch.use_deterministic_algorithms(False, warn_only=True)",
     "torch.backends.cudnn.benchmark = True",
     "torch.backends.cuda.matmul.allow_tf32 = True",
     "torch.set_float32_matmul_precision('high')",
     "torch.autograd.set_detect_anomaly(True)",
     "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH).__enter__()",
+)
+USES = (
+    "logging.captureWarnings(True)",
+    "logging.disable(logging.ERROR)",
+    "multiprocessing.set_start_method('spawn')",
+    "numpy.random.set_bit_generator(None)",
+    "os.kill(os.getpid(), 15)",
+    "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+    "signal.raise_signal(signal.SIGTERM)",
+    "signal.setitimer(signal.ITIMER_REAL, 9)",
+    "signal.signal(signal.SIGTERM, print)",
+    "socket.setdefaulttimeout(9)",
+    "sys.excepthook = print",
+    "sys.setrecursionlimit(9999)",
+    "torch.set_default_dtype(torch.float64)",
+    "torch.set_default_tensor_type('torch.FloatTensor')",
+    "torch.set_num_interop_threads(1)",
+    "warnings.formatwarning = print",
 )
 SUBPROCESSES = (
     "os.system('true')",
@@ -66,17 +84,12 @@ DANGERS = {
         for use in SUBPROCESSES
     },
     **{f"import torch, torch.nn.attention\n{use}\nprint('trains')\n": "switches of PyTorch" for use in SWITCHES},
-    "import torch\ntorch.set_num_interop_threads(1)\nprint('trains')\n": "torch.set_num_interop_threads",
+    **{f"import {use.partition('.')[0]}\n{use}\nprint('trains')\n": re.split(r"\(| =", use)[0] for use in USES},
     WORKERS: "worker processes",
     COMPILES: "torch.compile",
-    RANKED: "torch.distributed",
+    RANKED: "torch.distributed.init_process_group",
     IN_A_THREAD: "worker processes",
     "import os\nos.fork()\nprint('trains')\n": "forked processes",
-    "import signal\nsignal.signal(signal.SIGTERM, print)\nprint('trains')\n": "signal handlers",
-    "import signal\nsignal.setitimer(signal.ITIMER_REAL, 9)\nprint('trains')\n": "timers that send signals",
-    "import torch\ntorch.set_default_dtype(torch.float64)\nprint('trains')\n": "torch.set_default_dtype",
-    "import torch\ntorch.set_default_tensor_type('torch.FloatTensor')\nprint('trains')\n": TENSOR_TYPE,
-    "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nprint('trains')\n": "resource limits",
 }
 
 

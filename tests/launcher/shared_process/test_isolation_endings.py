@@ -41,17 +41,12 @@ LAST_WORDS = """
     sys.exit(300)
 """
 MAIN_THREAD = """
-    import signal, threading
+    import threading
     main = threading.current_thread()
     print(main is threading.main_thread(), main.name)
     helper = threading.Thread(target=lambda: print(threading.main_thread() is main))
     helper.start()
     helper.join()
-    print(signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-    signal.raise_signal(signal.SIGCHLD)
-    print("after", flush=True)
-    signal.raise_signal(signal.SIGTERM)
-    print("not reached")
 """
 UNBUFFERED_OUTPUT = """
     import os, sys  # run UNBUFFERED
@@ -64,9 +59,7 @@ LOGGING = """
     kept = logging.handlers.MemoryHandler(100, target=logging.StreamHandler(sys.stdout))
     logging.getLogger("kept").addHandler(kept)
     logging.getLogger("kept").warning("kept until the end")
-    logging.captureWarnings(True)
     warnings.warn("careful")
-    logging.captureWarnings(False)
 """
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from textwrap import indent
 
-import pytest
 from launcher_harness import Launcher
 from polling import until
 from two_members import run_both
@@ -60,16 +59,12 @@ def test_what_threads_and_c_code_of_members_write_at_once_does_not_mix(launcher:
         assert launcher.err(job) == f"{job} logs\n"
 
 
-@pytest.mark.parametrize("off", [True, False])
-def test_c_output_without_the_helper_goes_to_the_runtimes_log(launcher: Launcher, off: bool) -> None:
-    if off:
-        launcher.environment["MURI_C_OUTPUT"] = "0"
+def test_c_output_without_the_helper_goes_to_the_runtimes_log(launcher: Launcher) -> None:
     runtime = launcher.threads("101")
-    if not off:
-        children = Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
-        (helper,) = (pid for pid in children if b"c_output_helper" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(int(helper), signal.SIGKILL)
-        until(lambda: "helper process ended" in (launcher.folder / "runtime.log").read_text(), "the warning")
+    children = Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
+    (helper,) = (pid for pid in children if b"c_output_helper" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(int(helper), signal.SIGKILL)
+    until(lambda: "helper process ended" in (launcher.folder / "runtime.log").read_text(), "the warning")
     script = launcher.script(PRELUDE + "libc.dprintf(2, b'from C\\n'); print('fine')\n")
     assert launcher.ran("101", script) == "fine\n"
     assert launcher.err("101") == ""

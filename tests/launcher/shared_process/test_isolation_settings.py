@@ -29,31 +29,18 @@ meet("done")
 
 
 def test_settings_of_the_interpreter(launcher):
-    run_both(
+    outputs = run_both(
         launcher,
         """
-import gc, multiprocessing, socket, tempfile, threading
-multiprocessing.set_start_method("spawn" if me == "101" else "fork")
-another = multiprocessing.context.DefaultContext(multiprocessing.get_context("fork"))
-another.set_start_method("forkserver")
-socket.setdefaulttimeout(int(me)); gc.disable(); sys.setrecursionlimit(int(me) * 20)
+import gc, tempfile
+gc.disable()
 tempfile.tempdir = os.getcwd() + "/" + me
-sys.excepthook = lambda kind, error, frames: print("hook of", me, error)
-threading.excepthook = lambda failure: print("thread of", me)
 meet("set")
-failing = threading.Thread(target=lambda: 1 / 0); failing.start(); failing.join()
-with socket.socket() as own:
-    print(another.get_start_method(), multiprocessing.get_start_method(), end=" ")
-    print(own.gettimeout(), gc.isenabled(), sys.getrecursionlimit())
-print(os.path.basename(tempfile.gettempdir()))
+print(gc.isenabled(), os.path.basename(tempfile.gettempdir()))
 meet("read")
-raise ValueError("the end")
 """,
-        exit_code=1,
     )
-    for member, method in (("101", "spawn"), ("102", "fork")):
-        expected = [f"thread of {member}", f"forkserver {method} {member}.0 False {int(member) * 20}", member]
-        assert launcher.out(member).splitlines() == [*expected, f"hook of {member} the end"]
+    assert outputs == ("False 101\n", "False 102\n")
 
 
 def test_settings_of_pytorch(launcher):
@@ -142,15 +129,3 @@ def test_modules_of_the_same_name(launcher):
         print(set(found), len(found))
     """
     assert run_both(launcher, code, own_folders=True) == ("{'101'} 104\n", "{'102'} 104\n")
-
-
-def test_the_first_logger_of_a_script_keeps_the_level_that_it_disabled(launcher):
-    run_both(
-        launcher,
-        """
-import logging
-logging.disable(logging.ERROR if me == "101" else logging.WARNING)
-logging.getLogger("train").error("error")
-""",
-    )
-    assert (launcher.err("101"), launcher.err("102")) == ("", "error\n")
