@@ -5,7 +5,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
@@ -34,38 +34,25 @@ class Waiter:
     It began at `since_s`, earlier waits within the same stage included.
     """
 
-    __slots__ = ("_lock", "_nudged", "granted", "interrupted", "member", "resource", "since_s")
+    __slots__ = ("_lock", "granted", "member", "resource", "since_s")
 
     def __init__(self, member: str, resource: int, clock: Clock, since_s: float = 0.0) -> None:
         self.since_s: Final = since_s
         self.member: Final = member
         self.resource: Final = resource
-        self.granted = False
-        self.interrupted = False
-        self._nudged = False
+        self.granted: bool | None = None  # None while the wait goes on, False where it was interrupted
         self._lock = clock.lock()
         self._lock.acquire()
 
     def wake(self, *, granted: bool) -> None:
         """End the wait; called once, under the arbiter's mutex."""
-        self.granted, self.interrupted = granted, not granted
+        self.granted = granted
         self.nudge()
 
     def nudge(self) -> None:
         """Let the waiting thread look again when it must; called under the arbiter's mutex."""
-        if not self._nudged:
-            self._nudged = True
+        if self._lock.locked():
             self._lock.release()
-
-    def looks(self, *, woken: bool) -> None:
-        """Note that the waiting thread looks; called under the arbiter's mutex with the result of `sleep`."""
-        if woken:
-            self._nudged = False
-
-    @property
-    def waits(self) -> bool:
-        """Return whether the wait goes on."""
-        return not self.granted and not self.interrupted
 
     def sleep(self, timeout_s: float = -1) -> bool:
         """Wait to be woken; False when the time is over. A negative timeout means forever."""
@@ -232,19 +219,7 @@ class PausingArbiter(WrappingArbiter):
 
     def acquire(self, member: str, resource: int) -> float:
         """Wait for the end of the pause, and for the resource."""
-        self._asking.add(asking := (member, threading.get_ident()))
-        interrupts, paused_s = self._interrupts.get(member, 0), 0.0
-        try:
-            while True:
-                if member in self._paused:
-                    paused_s += self._await_resumption(member, interrupts)
-                try:
-                    return paused_s + self._inner.acquire(member, resource)
-                except WaitInterruptedError:
-                    if not self._was_pause(member, interrupts):
-                        raise
-        finally:
-            self._asking.discard(asking)
+        return self._ask(self._inner.acquire, member, resource)
 
     def interrupt(self, member: str) -> None:
         """End the member's waits, also for the end of a pause."""
@@ -255,21 +230,29 @@ class PausingArbiter(WrappingArbiter):
 
     def yield_point(self, member: str, resource: int) -> float:
         """Wait here while paused, if the resource may be given back within a stage."""
-        interrupts = self._interrupts.get(member, 0)
-        if member not in self._paused:
-            self._asking.add(asking := (member, threading.get_ident()))
-            try:
-                return self._inner.yield_point(member, resource)
-            except WaitInterruptedError:
-                if not self._was_pause(member, interrupts):
-                    raise
-            finally:
-                self._asking.discard(asking)
-        return self.acquire(member, resource)
+        return self._ask(self._inner.yield_point, member, resource)
 
     def waits(self, member: str) -> bool:
         """Return whether a thread of the member waits here, for a resource or for the end of a pause."""
         return any(waiting == member for waiting, _ in list(self._asking))
+
+    def _ask(self, operation: Callable[[str, int], float], member: str, resource: int) -> float:
+        """Do it, or acquire the resource anew where a pause comes first or between; return the seconds waited."""
+        self._asking.add(asking := (member, threading.get_ident()))
+        interrupts, paused_s = self._interrupts.get(member, 0), 0.0
+        try:
+            while True:
+                if member in self._paused:
+                    paused_s += self._await_resumption(member, interrupts)
+                    operation = self._inner.acquire
+                try:
+                    return paused_s + operation(member, resource)
+                except WaitInterruptedError:
+                    if not self._was_pause(member, interrupts):
+                        raise
+                    operation = self._inner.acquire
+        finally:
+            self._asking.discard(asking)
 
     def _was_pause(self, member: str, interrupts: int) -> bool:
         """Return whether only a pause, maybe over, can have interrupted a wait that began with so many interrupts."""

@@ -25,7 +25,7 @@ class _Hold:
     member: str
     granted_s: float
     since_s: float  # its time is not counted yet from then on
-    waited_s: float  # how long the member has waited for it within its stage
+    waited_s: float = 0.0  # how long the member has waited for it within its stage
     offered_s: float | None = None  # the latest yield point that asked
     longest_s: float = 0.0  # the longest time between two of them, or from the grant to the first one
 
@@ -83,9 +83,10 @@ class FairArbiter(Arbiter):
             if member not in self._queue.members:
                 raise WaitInterruptedError(member)
             self._queue.catch_up(member)
-            self._promises.asks(member, resource, self._now())
+            now_s = self._now()
+            self._promises.asks(member, resource, now_s)
             if self._is_free(resource) and resource not in self._orders and not self._promises:
-                self._grant(member, resource, self._now())
+                self._holds[resource].append(_Hold(member, now_s, now_s))
                 return 0.0
             waiter = self._enqueue(member, resource)
             self._dispatch(resource)
@@ -159,10 +160,7 @@ class FairArbiter(Arbiter):
 
     def _hold_of(self, member: str, resource: int) -> _Hold | None:
         """Return the token that the member has held longest, None if it has none."""
-        for hold in self._holds[resource]:
-            if hold.member == member:
-                return hold
-        return None
+        return next((hold for hold in self._holds[resource] if hold.member == member), None)
 
     def _enqueue(self, member: str, resource: int, waited_s: float = 0.0) -> Waiter:
         waiter = Waiter(member, resource, self._now, self._now() - waited_s)
@@ -178,30 +176,25 @@ class FairArbiter(Arbiter):
 
     def _await(self, waiter: Waiter) -> float:
         start_s, timeout_s = self._now(), -1.0
-        while waiter.waits:  # it may also have ended while this thread looked
-            woken = waiter.sleep(timeout_s)
-            if waiter.waits:
-                timeout_s = self._look(waiter, woken=woken)
-        if waiter.interrupted:
+        while waiter.granted is None:  # it may also have ended while this thread looked
+            waiter.sleep(timeout_s)
+            if waiter.granted is None:
+                timeout_s = self._look(waiter)
+        if not waiter.granted:
             raise WaitInterruptedError(waiter.member)
         return self._now() - start_s
 
-    def _look(self, waiter: Waiter, *, woken: bool) -> float:
+    def _look(self, waiter: Waiter) -> float:
         """Grant a resource that need not be kept free any more; return the time until the next look.
 
         It is -1, forever, if the resource is taken: its release wakes a waiting thread.
         """
         with self._mutex:
-            waiter.looks(woken=woken)
-            if waiter.waits:
+            if waiter.granted is None:
                 self._dispatch(waiter.resource, nudge=False)
-            if not waiter.waits or not self._is_free(waiter.resource):
+            if waiter.granted is not None or not self._is_free(waiter.resource):
                 return -1.0
             return self._promises.look_again_in_s(self._ages(waiter.resource), waiter.resource, self._now())
-
-    def _grant(self, member: str, resource: int, now_s: float, waited_s: float = 0.0) -> None:
-        self._holds[resource].append(_Hold(member, now_s, now_s, waited_s))
-        self._note_waiting(resource)
 
     def _count_service(self, resource: int, hold: _Hold, now_s: float) -> None:
         self._queue.served(hold.member, resource, now_s - hold.since_s)
@@ -214,10 +207,7 @@ class FairArbiter(Arbiter):
             since_s = max(hold.offered_s, min((waiter.since_s for waiter in self._waiting[resource]), default=now_s))
         self._promises.held(hold.member, resource, max(hold.longest_s, now_s - since_s))
         self._holds[resource].remove(hold)
-        woken = self._dispatch(resource)
-        if not woken:
-            self._note_waiting(resource)
-        return woken
+        return self._dispatch(resource)
 
     def _dispatch(self, resource: int, *, nudge: bool = True) -> bool:
         """Grant free tokens; return whether a member was woken.
@@ -234,9 +224,10 @@ class FairArbiter(Arbiter):
             waiting.remove(waiter)
             now_s = self._now()
             self._promises.ends_to_wait(waiter.member, now_s)
-            self._grant(waiter.member, resource, now_s, now_s - waiter.since_s)
+            self._holds[resource].append(_Hold(waiter.member, now_s, now_s, now_s - waiter.since_s))
             waiter.wake(granted=True)
             woken = True
+        self._note_waiting(resource)
         return woken
 
     def _next(self, resource: int) -> Waiter | None:
@@ -269,7 +260,6 @@ class FairArbiter(Arbiter):
                     self._promises.ends_to_wait(member, self._now())
                     waiter.wake(granted=False)
             self._waiting[resource] = [waiter for waiter in waiting if waiter.member != member]
-            self._note_waiting(resource)
             self._dispatch(resource)  # it may have been the one to look again
 
 
@@ -411,7 +401,7 @@ class LockstepArbiter(Arbiter):
         while not waiter.sleep(self._idle_limit_s):
             with self._mutex:
                 self._advance()
-        if waiter.interrupted:
+        if not waiter.granted:
             raise WaitInterruptedError(waiter.member)
         return self._now() - start_s
 

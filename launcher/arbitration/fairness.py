@@ -41,11 +41,6 @@ fourth with one of 700 ms a fiftieth of it, instead of a tenth or more."""
 _NEW_SAMPLE_WEIGHT: Final = 0.2
 
 
-def member_order(member: str) -> tuple[int, str]:
-    """Return the sort key of member ids: numbers by value."""
-    return (len(member), member)
-
-
 @dataclass(slots=True)
 class _Progress:
     start_s: float
@@ -61,10 +56,6 @@ class _Progress:
         if self.solo_iteration_s is not None:
             served_s = min(served_s, self.solo_iteration_s)
         return self.start_s + served_s
-
-    def remaining_s(self, resource: int) -> float:
-        """Return how much longer the iteration will probably use the resource."""
-        return max(0.0, self.expected_s[resource] - self.served_s[resource])
 
 
 class FairQueue:
@@ -110,10 +101,6 @@ class FairQueue:
         if behind_s > 0:
             progress.start_s += behind_s
 
-    def virtual_s(self, member: str) -> float:
-        """Return the member's virtual time."""
-        return self.members[member].virtual_s
-
     def order(self, waiting: Iterable[str], resource: int, waited_s: Mapping[str, float] | None = None) -> list[str]:
         """Return the members that wait for the resource, first the one that goes first; the smaller id on a tie.
 
@@ -121,12 +108,13 @@ class FairQueue:
         """
         ages, weight = waited_s or {}, self._finish_weight
 
-        def key(member: str) -> tuple[float, tuple[int, str]]:
-            rest_s = self.members[member].remaining_s(resource)
+        def key(member: str) -> tuple[float, int, str]:
+            progress = self.members[member]
+            rest_s = max(0.0, progress.expected_s[resource] - progress.served_s[resource])
             short_s = min(rest_s, LONGEST_SHORT_S)
             stands_back_s = weight * short_s + min(weight, 1.0) * (rest_s - short_s)
-            lag_s = self.virtual_s(member) + stands_back_s - AGE_WEIGHT * ages.get(member, 0.0)
-            return (lag_s, member_order(member))
+            lag_s = progress.virtual_s + stands_back_s - AGE_WEIGHT * ages.get(member, 0.0)
+            return (lag_s, len(member), member)  # ids are numbers
 
         return sorted(waiting, key=key)
 

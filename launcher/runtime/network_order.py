@@ -153,7 +153,7 @@ class Leader(RankedArbiter):
             waiter = Waiter(member, NETWORK, MACHINE_CLOCK)
             self._waiting.setdefault(member, []).append(waiter)
         waiter.sleep()
-        if waiter.interrupted:
+        if not waiter.granted:
             raise WaitInterruptedError(member)
 
     def _complete(self, member: str) -> bool:

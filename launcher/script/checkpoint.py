@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,12 +22,10 @@ from muri.errors import MuriError, UsageError
 from muri.launcher.job.environment import run_of, wait_for_end
 from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.script.checkpoint_store import (
-    Batch,
     CheckpointError,
     CheckpointStore,
     LoaderPosition,
     OneRank,
-    Site,
     agreement,
     default_place,
 )
@@ -93,7 +91,7 @@ class BoundaryCheckpointer:
         now: Clock = MACHINE_CLOCK,
     ) -> None:
         self.position = LoaderPosition()  # of the training loop in its loader
-        self.stop_asked = False  # whether the script is to stop
+        self.stop_asked = False  # whether the script is to be saved and ended at its next iteration boundary
         self.stopped_at: int | None = None  # iteration of the checkpoint after which the script was ended
         self._functions = functions
         self._store = store
@@ -109,10 +107,6 @@ class BoundaryCheckpointer:
     def iteration(self) -> int:
         """Iterations done, those of earlier runs included."""
         return self._uncounted + self._clock.iterations - self._before_clock
-
-    def ask_stop(self) -> None:
-        """Save and end the script at its next iteration boundary. Safe in a signal handler."""
-        self.stop_asked = True
 
     def resume(self) -> Resumed:
         """Load the newest checkpoint that all ranks have, if there is one."""
@@ -136,15 +130,15 @@ class BoundaryCheckpointer:
     def at_boundary(self) -> None:
         """Save at the end of an iteration, if it is time to; end the script once it was asked to stop and is saved."""
         if isinstance(sys.exc_info()[1], GeneratorExit):  # the loop was left with `break`: raise nothing here
-            self.position.left()
+            del self.position.others[-1:]
             return
-        if self.position.in_other_loop:
+        if self.position.others:
             return
         self.position.batch += 1
         if self._saved_to_stop(self._clock.recent_iteration_s()):
             _say(f"saved at iteration {self.iteration}, the script stops")
             conclude(os.environ)
-            raise ScriptStoppedError(STOPPED_CODE)
+            raise SystemExit(STOPPED_CODE)
 
     def own_boundary(self) -> bool:
         """Save at the end of an iteration of a loop that marks no stages, if it is time to.
@@ -265,10 +259,6 @@ STOPPED_CODE: Final = 128 + signal.SIGTERM
 """Exit code of a script that was stopped after it had been saved."""
 
 
-class ScriptStoppedError(SystemExit):
-    """Ends a script after its state was saved; its `finally` blocks run."""
-
-
 def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool) -> None:
     """Let stop signals ask for a checkpoint, and tell the controller that the job has one.
 
@@ -347,7 +337,7 @@ def _chain(number: int, checkpointer: BoundaryCheckpointer) -> None:
         return
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        checkpointer.ask_stop()
+        checkpointer.stop_asked = True
         if callable(before):
             before(signum, frame)
 
@@ -373,9 +363,3 @@ def current_checkpointer() -> BoundaryCheckpointer | None:
 def checkpointer_of(script: Script) -> BoundaryCheckpointer | None:
     """Return the checkpointer of one of this process's scripts, None before it called `muri.checkpoint`."""
     return script.belongings.get(BoundaryCheckpointer)
-
-
-def begin_loop(loader: Iterable[Batch], site: Site, skipped: Callable[[], None]) -> Iterator[Batch]:
-    """Return what `muri.batches` iterates over: the loader, or the rest of it after a resume."""
-    checkpointer = current_checkpointer()
-    return iter(loader) if checkpointer is None else checkpointer.position.begin(loader, site, skipped)

@@ -287,16 +287,10 @@ class LoaderPosition:
         self.epoch = 0  # runs of the training loop that have ended
         self.batch = 0  # batches done in the current run
         self._site: Site | None = None
-        self._begun = False
-        self._start: dict[str, Any] | None = None
+        self._start: dict[str, Any] | None = None  # the generators' states where the current run began
         self._generators: list[Any] = []
-        self._others: list[Site] = []
+        self.others: list[Site] = []  # loops under way but the training loop; a script cannot resume inside one
         self._resume: Mapping[str, Any] | None = None
-
-    @property
-    def in_other_loop(self) -> bool:
-        """Whether a loop other than the training loop is running; a script cannot resume from inside that."""
-        return bool(self._others)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that a checkpoint keeps, with the generators' current states."""
@@ -317,13 +311,13 @@ class LoaderPosition:
         if self._site is None:
             self._site = site
         if site != self._site:
-            self._others.append(site)
+            self.others.append(site)
             return self._until_its_end(iter(loader), site)
-        self._others.clear()
+        self.others.clear()
         self._generators = generators_of(loader)
         facts, self._resume = self._resume, None
         if facts is not None and facts["epoch_start"] is not None:
-            self._begun, self._start = True, facts["epoch_start"]
+            self._start = facts["epoch_start"]
             restore_generators(facts["epoch_start"], self._generators)
             source = iter(loader)
             for _ in range(self.batch):
@@ -331,21 +325,16 @@ class LoaderPosition:
                 skipped()
             restore_generators(facts["rng"], self._generators)
             return source
-        if self._begun:
+        if self._start is not None:
             self.epoch += 1
-        self._begun, self.batch = True, 0
+        self.batch = 0
         self._start = capture_generators(self._generators)
         return iter(loader)
 
-    def left(self) -> None:
-        """Note that a loop was left with `break`."""
-        if self._others:
-            self._others.pop()
-
     def _until_its_end(self, source: Iterator[Batch], site: Site) -> Iterator[Batch]:
         yield from source
-        if self._others and self._others[-1] == site:
-            self._others.pop()
+        if self.others and self.others[-1] == site:
+            self.others.pop()
 
 
 def capture_generators(generators: Iterable[Any] = ()) -> dict[str, Any]:

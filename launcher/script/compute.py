@@ -59,13 +59,11 @@ def _install_forward() -> None:
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return plain(module, *args, **kwargs)
-        state = thread
-        if state.depth:
-            now_s = perf_counter()
-            if now_s >= state.yield_due_s:
-                offer_to_yield("forward", now_s)
+        if thread.depth:
+            if perf_counter() >= thread.yield_due_s:
+                offer_to_yield("forward")
             return plain(module, *args, **kwargs)
-        if state.busy:
+        if thread.busy:
             return plain(module, *args, **kwargs)
         watch = begin_propagate("forward", module=module, evaluated=not (module.training and torch.is_grad_enabled()))
         if watch is None:
@@ -206,10 +204,8 @@ def _let_gradients_yield(optimizer: Any) -> None:
 
 
 def _gradient_done(_parameter: torch.Tensor) -> None:
-    if not is_compiling() and thread.depth:
-        now_s = perf_counter()
-        if now_s >= thread.yield_due_s:
-            offer_to_yield("backward", now_s)
+    if not is_compiling() and thread.depth and perf_counter() >= thread.yield_due_s:
+        offer_to_yield("backward")
 
 
 _HOOK: Final = "torch.compile"

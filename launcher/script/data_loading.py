@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import mmap
-import struct
 import threading
 import time
 import weakref
@@ -33,9 +32,8 @@ _WORKERS_HOOK: Final = "DataLoader workers"
 KEPT_FETCHES: Final = 16
 """Of the fetches between two batches each worker's last ones are known."""
 
-_COUNT: Final = struct.Struct("q")
-_TIMES: Final = struct.Struct("ddd")
-_BLOCK_BYTES: Final = _COUNT.size + KEPT_FETCHES * _TIMES.size
+_TIMES: Final = 3
+_BLOCK: Final = 1 + KEPT_FETCHES * _TIMES
 _FIRST_EXTRA: Final = 10
 """Position of `worker_id` among the arguments of PyTorch's worker loop."""
 
@@ -149,42 +147,38 @@ def _attributes(dataset: Any) -> Iterator[dict[str, Any]]:
 
 
 class Board:
-    """The number of fetches of each worker of one iterator, and the times of its last ones.
+    """For each worker of one iterator a block of numbers: how many fetches, and the times of the last ones.
 
     Times are on `time.perf_counter`, which all processes of a machine share: when a fetch began, when its `load` part
     was over, as if all reading came first, and when the rest, its `preprocess` part, was.
     """
 
     def __init__(self, workers: int) -> None:
-        self._memory = mmap.mmap(-1, max(1, workers) * _BLOCK_BYTES)
+        self._numbers = memoryview(mmap.mmap(-1, max(1, workers) * _BLOCK * 8)).cast("d")
         self._seen = [0] * workers
         self.load_share = 1.0  # of the work that was looked at last
 
     def add(self, worker: int, start_s: float, read_until_s: float, end_s: float) -> None:
         """Count a worker's fetch; called in the worker."""
-        block = worker * _BLOCK_BYTES
-        (count,) = _COUNT.unpack_from(self._memory, block)
-        _TIMES.pack_into(self._memory, self._place(block, count), start_s, read_until_s, end_s)
-        _COUNT.pack_into(self._memory, block, count + 1)
+        block = self._numbers[worker * _BLOCK : (worker + 1) * _BLOCK]
+        place = 1 + int(block[0]) % KEPT_FETCHES * _TIMES
+        block[place], block[place + 1], block[place + 2] = start_s, read_until_s, end_s
+        block[0] += 1
 
     def look(self) -> list[tuple[int, float, float, float]]:
         """Return the parts of the fetches since the last call: stage, start, end and the workers' share in it."""
         parts = []
         for worker, seen in enumerate(self._seen):
-            block = worker * _BLOCK_BYTES
-            (count,) = _COUNT.unpack_from(self._memory, block)
-            self._seen[worker] = count
+            block = self._numbers[worker * _BLOCK : (worker + 1) * _BLOCK]
+            count = self._seen[worker] = int(block[0])
             for number in range(max(seen, count - KEPT_FETCHES), count):
-                start_s, read_until_s, end_s = _TIMES.unpack_from(self._memory, self._place(block, number))
+                place = 1 + number % KEPT_FETCHES * _TIMES
+                start_s, read_until_s, end_s = block[place : place + _TIMES]
                 parts.append((LOAD, start_s, read_until_s, 1 / len(self._seen)))
                 parts.append((PREPROCESS, read_until_s, end_s, 1 / len(self._seen)))
         if total_s := sum(end_s - start_s for _, start_s, end_s, _ in parts):
             self.load_share = sum(end_s - start_s for stage, start_s, end_s, _ in parts if stage == LOAD) / total_s
         return parts
-
-    @staticmethod
-    def _place(block: int, number: int) -> int:
-        return block + _COUNT.size + number % KEPT_FETCHES * _TIMES.size
 
 
 _forking: Final = threading.local()
@@ -294,26 +288,17 @@ class ReadKind:
 
 
 class YieldingDataset:
-    """A map-style dataset with yield points between two samples, or between two batches that are read at once."""
+    """A map-style dataset with yield points between two samples."""
+
+    __getitems__ = None  # PyTorch's fetcher then reads one sample after the other, also of a Subset
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     def __getitem__(self, index: Any) -> Any:
         """The dataset's own sample."""
-        _offer_if_due()
+        offer_to_yield(_FETCHING_HOOK)
         return self._dataset[index]
-
-    @property
-    def __getitems__(self) -> Callable[[Any], Any] | None:
-        """The dataset's own reading of a whole batch; None, as PyTorch's fetcher understands it, without one."""
-        return self._read_batch if _reads_batches(self._dataset) else None
-
-    def _read_batch(self, indices: Any) -> Any:
-        _offer_if_due()
-        samples = self._dataset.__getitems__(indices)
-        _offer_if_due()
-        return samples
 
     def __getattr__(self, name: str) -> Any:
         """Any other attribute of the dataset."""
@@ -327,16 +312,10 @@ def _reads_batches(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None))
 
 
-def _offer_if_due() -> None:
-    now_s = time.perf_counter()
-    if now_s >= thread.yield_due_s:
-        offer_to_yield(_FETCHING_HOOK, now_s)
-
-
 def yielding_samples(samples: Iterator[Any]) -> Iterator[Any]:
     """The samples of an iterable dataset, with yield points in between."""
     for sample in samples:
-        _offer_if_due()
+        offer_to_yield(_FETCHING_HOOK)
         yield sample
 
 
@@ -377,7 +356,8 @@ class Fetch:
 
 def _lend_yield_points(fetcher: Any) -> None:
     if not hasattr(fetcher, "dataset_iter"):
-        if not isinstance(fetcher.dataset, YieldingDataset):
+        # A batch that is read at once needs none: `collate_fn`, a stage of its own, follows.
+        if not (isinstance(fetcher.dataset, YieldingDataset) or _reads_batches(fetcher.dataset)):
             fetcher.dataset = YieldingDataset(fetcher.dataset)
     elif not getattr(fetcher, "_muri_yields", False):
         fetcher.dataset_iter = yielding_samples(fetcher.dataset_iter)
@@ -390,12 +370,10 @@ def install_fetching() -> None:
 
     @functools.wraps(plain)
     def next_batch(iterator: Any) -> Any:
-        if thread.busy:
+        begun = None if thread.busy else _begin(iterator)
+        if begun is None:
             return plain(iterator)
-        watch = _ask(iterator)
-        if watch is None:
-            return plain(iterator)
-        fetch = _begin(watch, iterator)
+        watch, fetch = begun
         thread.busy = True
         try:
             return plain(iterator)
@@ -409,32 +387,25 @@ def install_fetching() -> None:
     replace(dataloader._BaseDataLoaderIter, "__next__", next_batch)
 
 
-def _ask(iterator: Any) -> Watch | None:
-    """The watch that this fetch concerns, with the boundary of the iteration noted."""
+def _begin(iterator: Any) -> tuple[Watch, Fetch | WorkersWait] | None:
+    """Note the boundary of the iteration, and begin the fetch; None where the hook must do nothing."""
     try:
         watch = watching(_FETCHING_HOOK)
-        if watch is not None and not thread.depth and watch.is_trainer(trains=False):
+        if watch is None:
+            return None
+        if not thread.depth and watch.is_trainer(trains=False):
             if iterator not in watch.iterators:
                 watch.iterators.add(iterator)
                 weakref.finalize(iterator, watch.iterations.over, id(iterator)).atexit = False
             watch.iterations.ask(iterator)
-    except Exception as error:
-        switch_off(_FETCHING_HOOK, error)
-        return None
-    return watch
-
-
-def _begin(watch: Watch, iterator: Any) -> Fetch | WorkersWait | None:
-    try:
-        return (Fetch if hasattr(iterator, "_dataset_fetcher") else WorkersWait)(watch, iterator)
+        return watch, (Fetch if hasattr(iterator, "_dataset_fetcher") else WorkersWait)(watch, iterator)
     except Exception as error:
         switch_off(_FETCHING_HOOK, error)
         return None
 
 
-def _end(fetch: Fetch | WorkersWait | None) -> None:
+def _end(fetch: Fetch | WorkersWait) -> None:
     try:
-        if fetch is not None:
-            fetch.end()
+        fetch.end()
     except Exception as error:
         switch_off(_FETCHING_HOOK, error)

@@ -117,7 +117,7 @@ class CachedDataset:
         place = None if self._few else self._place(index)
         content = None if place is None else self._items.get(place)
         if content is not None:  # the usual case: lists of one would take several times as long
-            return decode(content)
+            return pickle.loads(content)
         return self._items_of([index], lambda missed: [self.dataset[one] for one in missed])[0]
 
     @property
@@ -206,7 +206,7 @@ class CachedDataset:
         sizes = [size for place, item in to_keep.items() if (size := self._kept_bytes(place, item))]
         if fetch is not None and sizes and len(sizes) == len(to_keep):  # else it is not known how much was read
             self._items.count(fetch, sizes)
-        return [fresh[number] if content is None else decode(content) for number, content in enumerate(contents)]
+        return [fresh[number] if content is None else pickle.loads(content) for number, content in enumerate(contents)]
 
 
 def _length(dataset: Any) -> int:
@@ -365,11 +365,6 @@ def encode(item: object) -> bytes:
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(item)
     return buffer.getvalue()
-
-
-def decode(content: bytes) -> Any:
-    """A new item, equal to the encoded one."""
-    return pickle.loads(content)
 
 
 class _Pickler(pickle.Pickler):

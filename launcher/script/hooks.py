@@ -249,8 +249,11 @@ def end_propagate(hook: str, watch: Watch) -> None:
         switch_off(hook, error)
 
 
-def offer_to_yield(hook: str, now_s: float) -> None:
-    """Let another member go first, at a safe place inside a long stage."""
+def offer_to_yield(hook: str) -> None:
+    """Let another member go first, at a safe place inside a long stage, if the last offer was long ago."""
+    now_s = perf_counter()
+    if now_s < thread.yield_due_s:
+        return
     thread.yield_due_s = now_s + YIELD_INTERVAL_S
     try:
         watch = thread.watch

@@ -24,12 +24,6 @@ from muri.launcher.job.stage_clock import SYNCHRONIZE
 from muri.launcher.script.compute import is_compiling, leave_alone, pass_over
 from muri.launcher.script.hooks import Watch, replace, switch_off, thread, watching
 
-IDLE_END_S: Final = 5.0
-"""A communication thread ends after this time without work."""
-
-_POLL_S: Final = 0.2
-"""A waiting script checks for signals at least this often."""
-
 _COMMUNICATION_KEY: Final = "communication"
 
 _COLLECTIVES_HOOK: Final = "torch.distributed"
@@ -47,46 +41,25 @@ _REBUILDING_FORWARDS: Final = 3
 
 
 class Communication:
-    """The communication thread of one script, a gated lane of its clock; `pending` counts what is not sent yet."""
+    """The communication thread of one script, a gated lane of its clock; `jobs` has what is not sent yet."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self.pending = 0
-        self._running = False
+        self.jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        threading.Thread(target=self._work, name="communication", daemon=True).start()
 
     def submit(self, send: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Send in the communication thread, as the stage `synchronize`; the result is on the device of `like`."""
         devices = [like.device] if like.is_cuda else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
         stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
-        with self._changed:
-            self.pending += 1
-            self._jobs.put(lambda: self._do(send, future, stream))
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._work, name="communication", daemon=True).start()
+        self.jobs.put(lambda: self._do(send, future, stream))
         return future
-
-    def wait_until_idle(self) -> None:
-        """Wait until everything was sent."""
-        with self._changed:
-            while self.pending:
-                self._changed.wait(_POLL_S)
 
     def _work(self) -> None:
         thread.busy = True
         while True:
-            try:
-                job = self._jobs.get(timeout=IDLE_END_S)
-            except queue.Empty:
-                with self._changed:
-                    if self._jobs.empty():
-                        self._running = False
-                        return
-                continue
-            job()
+            self.jobs.get()()  # keeps none, and so no gradients, while it waits for the next
 
     def _do(self, send: Callable[[], torch.Tensor], future: torch.futures.Future[torch.Tensor], stream: Any) -> None:
         clock = self._watch.clock
@@ -102,17 +75,7 @@ class Communication:
             failure = error if isinstance(error, Exception) else RuntimeError(f"gradients were not sent: {error!r}")
             future.set_exception(failure)  # type: ignore[arg-type]
         finally:
-            with self._changed:
-                self.pending -= 1
-                self._changed.notify_all()
-
-
-def drain(watch: Watch) -> None:
-    """Wait until the communication thread has sent everything, without holding a resource."""
-    communication: Communication | None = watch.memory.get(_COMMUNICATION_KEY)
-    if communication is not None and communication.pending:
-        with watch.clock.suspended():
-            communication.wait_until_idle()
+            self.jobs.task_done()
 
 
 def install_collectives() -> None:
@@ -168,7 +131,10 @@ def _begin(*, gated: bool) -> Watch | None:
         watch = watching(_COLLECTIVES_HOOK)
         if watch is None:
             return None
-        drain(watch)  # what the communication thread still has to send comes first, on every rank
+        communication: Communication | None = watch.memory.get(_COMMUNICATION_KEY)
+        if communication is not None and communication.jobs.unfinished_tasks:  # they come first, on every rank
+            with watch.clock.suspended():
+                communication.jobs.join()
         if not gated:
             return None
         watch.clock.enter(SYNCHRONIZE)
@@ -227,13 +193,15 @@ def _send(sender: GradientSender, bucket: Any) -> torch.futures.Future[torch.Ten
     watch = watching(_DDP_HOOK)
     if watch is None:
         return sender.start(bucket)
-    communication: Communication = watch.memory.setdefault(_COMMUNICATION_KEY, Communication(watch))
+    communication: Communication | None = watch.memory.get(_COMMUNICATION_KEY)
+    if communication is None:
+        communication = watch.memory.setdefault(_COMMUNICATION_KEY, Communication(watch))
     future = communication.submit(lambda: sender.start(bucket).wait(), bucket.buffer())
     if bucket.is_last():
         with ExitStack() as waiting:
             elsewhere = watch.backward_thread not in {None, threading.get_ident()}
             waiting.enter_context(watch.clock.suspended(owner=elsewhere))
-            communication.wait_until_idle()
+            communication.jobs.join()
             if sender.settles_later:  # DDP itself still tells the other ranks what was unused
                 watch.after_backward.push(waiting.pop_all())
     return future

@@ -65,11 +65,6 @@ def set_clock_provider(provider: Callable[[], StageClock | None]) -> None:
     _provider.current = lambda: provider() or _provider.solo()
 
 
-def wanted(environment: Mapping[str, str]) -> bool:
-    """Whether the environment asks for any measurement of a script that runs alone."""
-    return measures_stages(environment) or bool(environment.get(ITERATION_LOG_VARIABLE))
-
-
 def measures_stages(environment: Mapping[str, str]) -> bool:
     """Whether the environment asks for stage times, so that each stage has to wait for the GPU's work."""
     asked = (DRY_RUN_VARIABLE, TRACE_VARIABLE)

@@ -40,8 +40,6 @@ MOST_ITERATION_S: Final = 3.0
 
 _ANCHOR: Final = "muri: anchor"
 _ANCHORS: Final = 8
-_S_PER_NS: Final = 1e-9
-_S_PER_US: Final = 1e-6
 
 
 def gpu_mem_gib(counter: str) -> float:
@@ -112,8 +110,8 @@ class OperatorTrace:
         """End profiling and return what ran."""
         self._profiler.stop()
         events = list(self._profiler.profiler.kineto_results.events())
-        marks = sorted((event for event in events if event.name() == _ANCHOR), key=_start_s)
-        offset_s = clock_offset_s(self._anchors, [_start_s(mark) for mark in marks])
+        marks = [event for event in events if event.name() == _ANCHOR]
+        offset_s = clock_offset_s(self._anchors, sorted(_seconds(mark, "start") for mark in marks))
         return operators_of(events, offset_s, marks[0].start_thread_id())
 
 
@@ -159,18 +157,15 @@ def operators_of(events: list[Any], offset_s: float, thread: int) -> list[Operat
             continue  # on the GPU: the shadow of a mark
         stage = stage_of(event.name(), on_gpu=on_gpu)
         if stage is not None:
-            start_s = _start_s(event) + offset_s
-            operators.append(Operator(stage, start_s, start_s + _duration_s(event), on_gpu))
+            start_s = _seconds(event, "start") + offset_s
+            operators.append(Operator(stage, start_s, start_s + _seconds(event, "duration"), on_gpu))
     return operators
 
 
-def _start_s(event: Any) -> float:
-    """When an event began, on the profiler's clock; before PyTorch 2.4 it told microseconds."""
-    return float(event.start_ns() * _S_PER_NS if hasattr(event, "start_ns") else event.start_us() * _S_PER_US)
-
-
-def _duration_s(event: Any) -> float:
-    return float(event.duration_ns() * _S_PER_NS if hasattr(event, "duration_ns") else event.duration_us() * _S_PER_US)
+def _seconds(event: Any, name: str) -> float:
+    """The "start" or "duration" of an event, on the profiler's clock; before PyTorch 2.4 it told microseconds."""
+    exact = getattr(event, f"{name}_ns", None)
+    return float(exact() * 1e-9 if exact is not None else getattr(event, f"{name}_us")() * 1e-6)
 
 
 class DryRunRecorder:
@@ -280,18 +275,6 @@ class ScriptFacts:
         clock.on_prefetch_depth = self._works_ahead
         clock.at_boundary.append(self._look)
 
-    def facts(self) -> dict[str, Any]:
-        """Return all that is known by now, as plain JSON values."""
-        dangers = dangers_of(self._dangers)
-        return {
-            "gpu_mem_gib": gpu_mem_gib("max_memory_reserved"),
-            "gradient_mib": self._gradients.mib,
-            "dangers": None if dangers is None else list(dangers),
-            "depth": self._ahead.depth,
-            "period": self._ahead.period,
-            "accumulates": leaves_steps_to_scheduler.is_set(),
-        }
-
     def _works_ahead(self, depth: int, period: int) -> None:
         self._ahead = self._ahead.widened(LoaderAhead(depth, period))
 
@@ -304,6 +287,14 @@ class ScriptFacts:
         if self._clock.iterations < self._due[0] or now_s - self._begun_s < LEAST_S:
             return
         self._due.pop(0)
-        self._tell(self.facts())
+        facts = {
+            "gpu_mem_gib": gpu_mem_gib("max_memory_reserved"),
+            "gradient_mib": self._gradients.mib,
+            "dangers": dangers_of(self._dangers),
+            "depth": self._ahead.depth,
+            "period": self._ahead.period,
+            "accumulates": leaves_steps_to_scheduler.is_set(),
+        }
+        self._tell(facts)
         if not self._due:
             self._clock.at_boundary.remove(self._look)

@@ -25,10 +25,10 @@ from muri.launcher.job import script
 from muri.launcher.job.environment import AGENT_VARIABLE
 from muri.launcher.job.script import after_import, is_out_of_memory, keep_process_groups
 from muri.launcher.process_gate import gate_from_environment, is_gated
-from muri.launcher.script import script_clock
 from muri.launcher.script.hooks import close_iterations, guarded_installation, replace, stages_wanted
+from muri.launcher.script.script_clock import measures_stages
 from muri.launcher.threads import watch_dangers
-from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE
 
 RUNNER: Final = ("-m", "muri.launcher.script.solo")
 
@@ -75,12 +75,8 @@ def _reach_accelerate(launch: ModuleType) -> None:
 _OWN_FILES: Final = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}
 
 
-def install_stage_hooks() -> None:
+def install_stage_hooks(_torch: ModuleType) -> None:
     """Mark the stages of scripts from PyTorch's import on; call once per process."""
-    after_import("torch", _install_stage_hooks)
-
-
-def _install_stage_hooks(_torch: ModuleType) -> None:
     from muri.launcher.script import compute, data_loading, network
 
     guarded_installation("compute", compute.install)
@@ -93,7 +89,8 @@ def _install_stage_hooks(_torch: ModuleType) -> None:
 
 def wants_stages(environment: Mapping[str, str]) -> bool:
     """Whether hooks should mark stages: they are measured, or a group's runtime grants them."""
-    return stages_wanted(environment) and (script_clock.wanted(environment) or is_gated(environment))
+    measured = measures_stages(environment) or bool(environment.get(ITERATION_LOG_VARIABLE))
+    return stages_wanted(environment) and (measured or is_gated(environment))
 
 
 def main(arguments: list[str]) -> None:
@@ -121,7 +118,7 @@ def main(arguments: list[str]) -> None:
     sys.modules["__main__"] = loaded.module
     keep_process_groups()  # before the hooks, which hide what PyTorch has by then from the compiler
     if wants_stages(os.environ):
-        install_stage_hooks()
+        after_import("torch", install_stage_hooks)
     if os.environ.get(DRY_RUN_VARIABLE) or is_gated(os.environ):
         watch_dangers(sys.path[0])
     _execute(loaded)

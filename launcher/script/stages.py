@@ -24,7 +24,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from muri.errors import UsageError
 from muri.launcher.job.stage_clock import LOAD, StageClock
-from muri.launcher.script.checkpoint import begin_loop, current_checkpointer
+from muri.launcher.script.checkpoint import current_checkpointer
 from muri.launcher.script.script_clock import current_clock
 from muri.profiler.records import STAGES
 from muri.text import nearest
@@ -141,8 +141,12 @@ class batches(Generic[Batch]):
             clock.become_explicit()
         clock.ask_batch()
         clock.report_prefetch_depth(self._loader, int(self._prefetch))
+        checkpointer = current_checkpointer()
         with stage("load"):
-            source = begin_loop(self._loader, self._site, clock.yield_point)
+            if checkpointer is None:
+                source = iter(self._loader)
+            else:
+                source = checkpointer.position.begin(self._loader, self._site, clock.yield_point)
         prefetcher = Prefetcher(source, clock) if self._prefetch else None
         fetch = prefetcher or functools.partial(_fetch_now, source)
         try:

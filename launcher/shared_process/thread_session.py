@@ -116,7 +116,7 @@ class ThreadSession(MemberSession):
         checkpointer = checkpointer_of(self._state)
         if checkpointer is None or signum not in STOP_SIGNALS:
             return False
-        checkpointer.ask_stop()
+        checkpointer.stop_asked = True
         return True
 
     def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
@@ -354,7 +354,7 @@ class Threads:
         threads_and_processes.install_dangers()
         _installed.append(modules)
         if stages_wanted(os.environ):
-            install_stage_hooks()
+            after_import("torch", install_stage_hooks)
         set_clock_provider(lambda: getattr(current_session(), "clock", None))
         threads.tell_scripts_apart(current_session)
 

@@ -182,6 +182,10 @@ class VirtualLock:
             raise _AbandonedError
         return wait.granted
 
+    def locked(self) -> bool:
+        """Whether a thread has it."""
+        return self._held
+
     def release(self) -> None:
         """Give it to the thread that has waited longest."""
         with self.clock.state:

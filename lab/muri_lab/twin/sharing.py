@@ -65,26 +65,12 @@ class _Suspended(Exception):  # noqa: N818 (it is not an error: the member waits
         self.waiter = waiter
 
 
-class _Lock:
-    """Stands in for a lock that a waiting thread sleeps on; no thread sleeps here."""
-
-    def acquire(self, *, timeout: float = -1) -> bool:
-        """Do nothing."""
-        return timeout < 0
-
-    def release(self) -> None:
-        """Do nothing: the iteration looks at the waiter itself."""
-
-
 class _Time(Clock):
     def __init__(self) -> None:
         self.now_s = 0.0
 
     def __call__(self) -> float:
         return self.now_s
-
-    def lock(self) -> _Lock:  # type: ignore[override]
-        return _Lock()
 
 
 class _Stepped(Arbiter):

@@ -231,9 +231,9 @@ def test_what_was_kept_free_is_given_on_when_someone_goes(end: str) -> None:
 class Overtaken(FairArbiter):
     """A grant to a nudged thread happens before the thread has come to look."""
 
-    def _look(self, waiter: Waiter, *, woken: bool) -> float:
+    def _look(self, waiter: Waiter) -> float:
         self.leave("1")
-        return super()._look(waiter, woken=woken)
+        return super()._look(waiter)
 
 
 def test_grant_between_a_nudge_and_the_look_that_follows_is_not_lost() -> None:

@@ -83,7 +83,7 @@ def test_a_save_that_writes_nothing_is_no_checkpoint(script: Script) -> None:
 def test_a_script_that_cannot_be_saved_goes_on_until_it_can(script: Script) -> None:
     script.broken = True
     script.run_until(7.0)
-    script.checkpointer.ask_stop()
+    script.checkpointer.stop_asked = True
     assert not script.run_until(7.0 + RETRY_S)
     script.broken = False
     assert script.run_until(100.0)

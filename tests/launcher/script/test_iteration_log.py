@@ -4,7 +4,8 @@ import time
 
 from muri.launcher.job import stage_clock
 from muri.launcher.job.stage_clock import PROPAGATE, StageClock
-from muri.launcher.script.script_clock import clock_from_environment, log_iterations, wanted
+from muri.launcher.script.script_clock import clock_from_environment, log_iterations
+from muri.launcher.script.solo import wants_stages
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, StampReader
 
 
@@ -16,7 +17,7 @@ def iterate(clock, count):
 
 def test_each_iteration_is_logged_when_it_ends_and_nothing_waits_for_the_gpu(tmp_path, monkeypatch):
     environment = {ITERATION_LOG_VARIABLE: str(tmp_path / "log")}
-    assert wanted(environment)
+    assert wants_stages(environment)
     before_s = time.perf_counter()
     clock = clock_from_environment(environment)
     iterate(clock, 3)
