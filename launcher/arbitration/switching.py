@@ -30,7 +30,7 @@ logger = logging.getLogger("muri.launcher")
 HISTORY_LENGTH: Final = 20
 
 # How much a measurement says: shares of the total normalized speed.
-TOLERANCE: Final = 0.2  # how far a total may be from an earlier total without a cause
+TOLERANCE: Final = 0.2  # how far a total may be from a prediction, or from an earlier total, without a cause
 LEAST_GAIN: Final = 0.02  # how much better another discipline must be to be tried or kept
 DOUBT: Final = 0.08  # how far one trial's ratio may be from the truth; less after several trials
 RETRY: Final = 1.5  # a tried discipline may be better by so many times the doubt left
@@ -126,6 +126,7 @@ class DisciplineChoice:
     """Watches iterations end and says when to change the discipline, without threads or clocks."""
 
     disciplines: tuple[str, ...]  # the candidates, the one predicted best first
+    predicted: Mapping[str, float] = field(default_factory=dict)  # normalized speeds of the whole group under turns
     min_speeds: Mapping[str, float] = field(default_factory=dict)  # of each member that has one
     discipline: str = ""  # the one in force
     _candidates: tuple[str, ...] = ()
@@ -141,6 +142,7 @@ class DisciplineChoice:
     def __post_init__(self) -> None:
         """Start with the discipline predicted best."""
         self.discipline = self.disciplines[0]
+        self._candidates = self.disciplines
 
     def members_changed(self, present: frozenset[str], *, timed: bool = True, turns: bool = False) -> Decision | None:
         """Start anew when members come or go: the window under measurement no longer counts.
@@ -310,6 +312,8 @@ class DisciplineChoice:
             held_s = zip(*(self._stage_s[member] for member in members & self._stage_s.keys()), strict=True)
             period_s = max(*solo_s, *map(sum, held_s))
             bound = min(bound, sum(solo_s) / period_s) if period_s > 0 else bound
+        if discipline != "plain" and members == self.predicted.keys():
+            bound = min(bound, (1 + TOLERANCE) * sum(self.predicted.values()))
         return bound
 
     def _total(self, per_s: Mapping[str, float], members: Set[str] | None = None) -> float:
@@ -449,8 +453,10 @@ class SwitchingArbiter(WrappingArbiter):
                 seat.asking += 1
                 inner = self._inner
             waited_s = self._ask(inner.acquire, member, seat, resource)
+            if waited_s == 0.0:
+                return 0.0
             if waited_s is not None:
-                return self._now() - start_s if waited_s else 0.0
+                return self._now() - start_s
 
     def release(self, member: str, resource: int) -> bool:
         """Pass the resource on; the last one under the old discipline lets the new one begin."""
@@ -590,6 +596,7 @@ def make_arbiter(
     discipline: str,
     members: list[str],
     ordering: list[str | None],
+    predicted_speed: Mapping[str, float] | None = None,
     now: Clock = MACHINE_CLOCK,
     node: Node | None = None,
     *,
@@ -598,7 +605,7 @@ def make_arbiter(
     """Return the arbiter of a discipline: "auto", "fair", "lockstep" or "plain".
 
     `ordering` is the planned rotation of lockstep, with None for empty places; without one it is that of `members`.
-    With `promises` lockstep can be left for fair.
+    Auto uses the members' predicted normalized speeds. With `promises` lockstep can be left for fair.
     """
     places, node = ordering or list(members), node or Node()
     makers: dict[str, Callable[[], Arbiter]] = {
@@ -611,4 +618,5 @@ def make_arbiter(
     if discipline != "auto":
         return makers[discipline]()
     names = candidates(len(places), node)
-    return SwitchingArbiter({name: makers[name] for name in names}, DisciplineChoice(names), now)
+    choice = DisciplineChoice(names, dict(predicted_speed or {}))
+    return SwitchingArbiter({name: makers[name] for name in names}, choice, now)

@@ -151,10 +151,13 @@ class Runtime:
             self._threads = shared_process()(
                 group.threads, options.preload, self._table.running, self._tell_end, takes_turns=in_turns
             )
+        speeds = {member.job_id: member.predicted_speed for member in group.members if member.predicted_speed}
         arbiter: Arbiter
         if self._ranks is None:
             promises = any(member.min_speed for member in group.members)
-            arbiter = make_arbiter(group.discipline, group.ids, group.rotation, node=options.node, promises=promises)
+            arbiter = make_arbiter(
+                group.discipline, group.ids, group.rotation, speeds, node=options.node, promises=promises
+            )
         else:
             arbiter = self._ranks.arbiter
         pausing = PausingArbiter(arbiter)

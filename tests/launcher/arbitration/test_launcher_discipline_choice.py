@@ -25,6 +25,7 @@ class Group:
         speeds: Speeds,
         disciplines: tuple[str, ...] = ("fair", "plain", "lockstep"),
         solo_s: Mapping[str, float] | None = None,
+        predicted: Sequence[float] = (),
         noise: float = 0.0,
         seed: int = 0,
     ) -> None:
@@ -33,7 +34,7 @@ class Group:
         self.speeds = dict(speeds)
         self.noise = noise
         self.random = random.Random(seed)
-        self.choice = DisciplineChoice(disciplines)
+        self.choice = DisciplineChoice(disciplines, dict(zip(sorted(self.members), predicted, strict=False)))
         self.now_s = 0.0
         self.rest = {member: self._length() for member in self.members}
         self.work_s = 0.0
@@ -176,6 +177,16 @@ def test_worse_one_is_given_up_before_its_window_ends() -> None:
         began_s = group.now_s if began_s is None and group.names() == ["plain"] else began_s
     assert began_s is not None
     assert group.now_s - began_s < 5.0  # three members would need 50 s for their windows
+
+
+def test_a_good_prediction_of_turns_spares_their_trial() -> None:
+    slow = {"plain": [0.6] * 3, "fair": [0.5] * 3}
+    unsure = Group(slow, ("plain", "fair"))
+    sure = Group(slow, ("plain", "fair"), predicted=[0.5] * 3)
+    for group in (unsure, sure):
+        group.run(300)
+    assert unsure.names()[:1] == ["fair"]
+    assert sure.decisions == []
 
 
 def test_members_that_share_a_process_always_take_turns() -> None:

@@ -17,7 +17,7 @@ class Group:
 
     def __init__(self, discipline: str) -> None:
         self.clock = VirtualClock()
-        self.inner = make_arbiter(discipline, ["a", "b"], ["a", "b"], self.clock)
+        self.inner = make_arbiter(discipline, ["a", "b"], ["a", "b"], {}, self.clock)
         self.arbiter = PausingArbiter(self.inner, now=self.clock)
         self.ended: list[str] = []
         for member in "ab":

@@ -284,7 +284,7 @@ def test_a_rank_that_reports_no_longer_is_not_called_still() -> None:
 @pytest.mark.parametrize("discipline", ["fair", "lockstep", "auto"])
 def test_who_holds_what_others_wait_for_obstructs(discipline: str) -> None:
     clock = VirtualClock()
-    arbiter = make_arbiter(discipline, ["a", "b"], ["a", "b"], clock)
+    arbiter = make_arbiter(discipline, ["a", "b"], ["a", "b"], {}, clock)
     for member in ("a", "b"):
         arbiter.join(member, 1.0)
     arbiter.acquire("a", 0)
