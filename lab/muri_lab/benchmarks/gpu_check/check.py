@@ -14,6 +14,7 @@ from muri_lab.benchmarks.job_runs import Run, Setting
 from muri_lab.benchmarks.runtime_process import BenchmarkError
 
 JOBS = Path(__file__).resolve().parents[1] / "gpu_jobs"
+DETERMINISTIC = ("--preload", "torch,muri_lab.benchmarks.gpu_jobs.deterministic")  # Options of a runtime
 MODELS = ("resnet18", "gpt2", "a2c", "vgg16")  # Bound by storage, GPU, CPU and the exchange of gradients, in this order
 START_LIMIT_S = 40.0
 PART_LIMIT_S = 90.0

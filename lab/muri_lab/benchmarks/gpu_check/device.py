@@ -15,7 +15,7 @@ import psutil
 from muri.clock import KIB_PER_MIB, MIB, MIB_PER_GIB
 from muri.launcher.run.client import RuntimeLostError
 from muri.profiler.gpu_usage import GpuReader, GpuUnreadableError
-from muri_lab.benchmarks.gpu_check.check import JOBS, Check, Figures, only, report
+from muri_lab.benchmarks.gpu_check.check import DETERMINISTIC, JOBS, Check, Figures, only, report
 from muri_lab.benchmarks.job_runs import Run, running
 from muri_lab.benchmarks.runtime_process import BenchmarkError
 
@@ -173,7 +173,7 @@ def errors(check: Check, figures: Figures) -> None:
     def provoke(isolation: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         with running(check.setting(jobs)) as run:
-            run.start_interleaved({}, discipline="fair", isolation=isolation)
+            run.start_interleaved({}, *DETERMINISTIC, discipline="fair", isolation=isolation)
             run.await_start()
             for kind in kinds:
                 run.log(kind).with_suffix(".fail").touch()

@@ -14,7 +14,7 @@ from muri.policies.speed import Shape
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES
 from muri_lab.benchmarks.bounds import throughput_bound
-from muri_lab.benchmarks.gpu_check.check import FAILURES, Check, Figures, only, report
+from muri_lab.benchmarks.gpu_check.check import DETERMINISTIC, FAILURES, Check, Figures, only, report
 from muri_lab.benchmarks.job_runs import PYTHON, WARM_ITERATIONS, Run, Setting, running
 from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError
 
@@ -58,7 +58,7 @@ def _losses_together(
     setting: Setting, isolation: str, solo_s: Mapping[str, float], alone: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
     with running(setting) as run:
-        run.start_interleaved(solo_s, discipline="fair", isolation=isolation)
+        run.start_interleaved(solo_s, *DETERMINISTIC, discipline="fair", isolation=isolation)
         speeds = {model: rate * solo_s[model] for model, rate in run.measure().items()}
         members = {
             model: {**compared(alone[model], only(report(run, model))["losses"]), "speed": speed}

@@ -425,14 +425,6 @@ def fail(how: str, device: torch.device) -> None:
     torch.cuda.current_stream().synchronize()
 
 
-def be_deterministic() -> None:
-    """Let each operation give the same digits in each run; one that cannot says so on standard error."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cuda.enable_flash_sdp(False)
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
-    torch.backends.cuda.enable_cudnn_sdp(False)
-
-
 def options_of(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -459,7 +451,7 @@ def main() -> None:
     """Train one job after the other."""
     options = options_of(sys.argv[1:])
     if options.deterministic:
-        be_deterministic()
+        import deterministic  # noqa: F401 (its import sets the switches)
     with options.log.open("w", buffering=1) as log:
         found = {name: train(name, options, log) for name in options.jobs}
     options.log.with_suffix(".json").write_text(json.dumps(found))
