@@ -130,9 +130,9 @@ class BoundaryCheckpointer:
     def at_boundary(self) -> None:
         """Save at the end of an iteration, if it is time to; end the script once it was asked to stop and is saved."""
         if isinstance(sys.exc_info()[1], GeneratorExit):  # the loop was left with `break`: raise nothing here
-            del self.position.others[-1:]
+            self.position.left()
             return
-        if self.position.others:
+        if self.position.in_other_loop:
             return
         self.position.batch += 1
         if self._saved_to_stop(self._clock.recent_iteration_s()):

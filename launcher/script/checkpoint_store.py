@@ -289,8 +289,18 @@ class LoaderPosition:
         self._site: Site | None = None
         self._start: dict[str, Any] | None = None  # the generators' states where the current run began
         self._generators: list[Any] = []
-        self.others: list[Site] = []  # loops under way but the training loop; a script cannot resume inside one
+        self._others: list[Site] = []  # loops under way but the training loop
         self._resume: Mapping[str, Any] | None = None
+
+    @property
+    def in_other_loop(self) -> bool:
+        """Whether a loop other than the training loop is running; a script cannot resume from inside that."""
+        return bool(self._others)
+
+    def left(self) -> None:
+        """Note that a loop was left with `break`."""
+        if self._others:
+            self._others.pop()
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that a checkpoint keeps, with the generators' current states."""
@@ -311,9 +321,9 @@ class LoaderPosition:
         if self._site is None:
             self._site = site
         if site != self._site:
-            self.others.append(site)
+            self._others.append(site)
             return self._until_its_end(iter(loader), site)
-        self.others.clear()
+        self._others.clear()
         self._generators = generators_of(loader)
         facts, self._resume = self._resume, None
         if facts is not None and facts["epoch_start"] is not None:
@@ -333,8 +343,8 @@ class LoaderPosition:
 
     def _until_its_end(self, source: Iterator[Batch], site: Site) -> Iterator[Batch]:
         yield from source
-        if self.others and self.others[-1] == site:
-            self.others.pop()
+        if self._others and self._others[-1] == site:
+            self._others.pop()
 
 
 def capture_generators(generators: Iterable[Any] = ()) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from time import perf_counter
 from types import ModuleType
 from typing import Any, Final
 
@@ -60,8 +59,7 @@ def _install_forward() -> None:
         if is_compiling():
             return plain(module, *args, **kwargs)
         if thread.depth:
-            if perf_counter() >= thread.yield_due_s:
-                offer_to_yield("forward")
+            offer_to_yield("forward")
             return plain(module, *args, **kwargs)
         if thread.busy:
             return plain(module, *args, **kwargs)
@@ -204,7 +202,7 @@ def _let_gradients_yield(optimizer: Any) -> None:
 
 
 def _gradient_done(_parameter: torch.Tensor) -> None:
-    if not is_compiling() and thread.depth and perf_counter() >= thread.yield_due_s:
+    if not is_compiling() and thread.depth:
         offer_to_yield("backward")
 
 

@@ -17,7 +17,6 @@ import tempfile
 import threading
 import warnings
 import weakref
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -180,10 +179,13 @@ def install_warnings() -> None:
     plain = {name: vars(warnings)[name] for name in ("filters", "onceregistry")}
     # Each session starts with a copy of what the process started with.
     tables = own_or(dict(plain), PerSession(lambda: {name: table.copy() for name, table in plain.items()}))
+
+    def keep_apart(name: str) -> None:
+        properties[name] = property(lambda _: tables()[name], lambda _, value: tables().update({name: value}))
+        vars(warnings)[name] = _Container(lambda: tables()[name])
+
     for name in plain:
-        get = partial(lambda key, _module=None: tables()[key], name)
-        properties[name] = property(get, partial(lambda key, _module, value: tables().update({key: value}), name))
-        vars(warnings)[name] = _Container(get)
+        keep_apart(name)
     vars(warnings)["_showwarnmsg"] = _showwarnmsg
     add_properties(warnings, properties)
     # Show a warning to this member, too, if an earlier one was shown it once.

@@ -397,7 +397,7 @@ _installed: list[LocalModules] = []
 
 def forget(session: SessionState) -> None:
     """Drop everything that an ended session still holds: its own modules, and the rest."""
-    torch_settings.forget_session()
+    torch_settings.drop_modes()
     for modules in _installed:
         modules.forget(session)
     session.belongings.clear()

@@ -18,7 +18,7 @@ from muri.launcher.shared_process.threads_and_processes import at_thread_start
 _chosen: PerSession[dict[str, Any]] = PerSession(dict)
 
 
-def forget_session() -> None:
+def drop_modes() -> None:
     """Drop a script's modes, in the first thread of a session that ends: at its end PyTorch could not, in order."""
     overrides: Any = sys.modules.get("torch.overrides")
     while overrides is not None and overrides._get_current_function_mode_stack():

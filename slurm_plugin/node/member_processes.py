@@ -22,7 +22,7 @@ class MemberProcesses:
     """Finds them in /proc, `members` also without the variable; one thread looks, another may read `found`."""
 
     def __init__(self, pilot: int, members: Collection[str] = ()) -> None:
-        # Of each job id, from the last search; only processes whose parents belong to another job, or to none
+        # What the last search found: for each job id, the processes whose parents are not the job's own
         self.found: Mapping[str, frozenset[int]] = {}
         self._pilot = str(pilot).encode()
         self._members = frozenset(members)

@@ -76,7 +76,7 @@ def test_beside_others_the_scheduler_is_asked_for_a_script_that_fails(
 
 
 def hungry(launcher: Launcher, job_id: str, script: str, *, answer: bool, **more: str) -> Process:
-    """Start a member whose job's scheduler answers so."""
+    """Start a member; the scheduler, asked to requeue its job, gives this answer."""
     python = launcher.folder / "own-python"
     python.write_text(PYTHON.format(python=sys.executable, code=DONE if answer else NOT_DONE))
     python.chmod(0o755)

@@ -1,6 +1,6 @@
-"""Imported, lets each operation give the same digits in each run; one that cannot says so on standard error.
+"""Importing this makes each operation give the same digits in each run; one that cannot says so on standard error.
 
-Threads of one process have these switches in common, and may not change them: their runtime imports this ahead.
+It is a module because threads of one process share these switches and may not change them: a runtime loads it first.
 """
 
 import torch

@@ -11,6 +11,7 @@ no hook sees its network; hooks find those of the others.
 
 import argparse
 import contextlib
+import importlib
 import itertools
 import json
 import os
@@ -451,7 +452,7 @@ def main() -> None:
     """Train one job after the other."""
     options = options_of(sys.argv[1:])
     if options.deterministic:
-        import deterministic  # noqa: F401 (its import sets the switches)
+        importlib.import_module("deterministic")
     with options.log.open("w", buffering=1) as log:
         found = {name: train(name, options, log) for name in options.jobs}
     options.log.with_suffix(".json").write_text(json.dumps(found))
