@@ -117,6 +117,9 @@ class StoreFile:
     Raises:
         StoreError: The file is missing (read-only), damaged, locked, of a newer version, or
             not permitted; the subclass and the text say which.
+
+    Attributes:
+        is_replacement: Whether it is new because a damaged one was set aside; may be reset.
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class StoreFile:
         if read_only and not exists(path):
             raise StoreMissingError(path)
         self._connection = self._open()
+        self.is_replacement = False
 
     def _open(self) -> sqlite3.Connection:
         with named_errors(self.path, "read" if self.read_only else "write"):
@@ -172,6 +176,7 @@ class StoreFile:
         self.close()
         place = set_aside(self.path, now)
         self._connection = self._open()
+        self.is_replacement = True
         return place
 
     def _rows(self, query: str, values: tuple[object, ...] = ()) -> list[Any]:

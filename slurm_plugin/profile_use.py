@@ -158,7 +158,8 @@ def open_profiles(path: Path) -> ProfileStore:
             raise
     except CorruptStoreError as error:
         log_set_aside(error, set_aside(path, datetime.now(UTC)))
-        return ProfileStore(path)
+        store = ProfileStore(path)
+        store.is_replacement = True
     return store
 
 
@@ -166,7 +167,7 @@ def log_set_aside(error: CorruptStoreError, place: Path) -> None:
     """Log that a damaged store was set aside, and how to save its data."""
     log.error(
         "the profile store %s is damaged (%s): it was set aside as %s and an empty one begun, so models are "
-        "measured again. To save what is left of it: sqlite3 %s .recover",
+        "measured again, and jobs start from the next cycle on. To save what is left of it: sqlite3 %s .recover",
         error.path, error.detail, place, place,
     )  # fmt: skip
 

@@ -199,20 +199,23 @@ class Controller:
 
         A profile store or a journal that turns out to be damaged is set aside, and the cycle begins anew with an empty
         one: each step of a cycle can be repeated, models are measured again, and what was done to jobs stands in their
-        own AdminComment.
+        own AdminComment. A cycle that has lost its profiles starts nothing: without one, a member would be released
+        alone, without its GPUs, if Slurm's answer were older than the group.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer; nothing is lost, and the next cycle resumes.
         """
         with self.books.cycle(), garbage_collector_paused():
             try:
-                return self._cycle()
+                status = self._cycle()
             except CorruptStoreError as error:
                 log_set_aside(error, self._store.start_over(datetime.now(UTC)))
-                return self._cycle()
+                status = self._cycle()
             except CorruptJournalError as error:
                 self._journal.start_over(error, datetime.now(UTC))
-                return self._cycle()
+                status = self._cycle()
+        self._store.is_replacement = False
+        return status
 
     def _cycle(self) -> Status:
         """Run one cycle.
@@ -229,8 +232,9 @@ class Controller:
             if not self._stop.is_set():
                 decision = self.decision()
         with self.books.phase("start"):
-            left = self._apply(decision, decision.actions, errors)
-        self.has_more = bool(unrepaired.actions or left.actions)
+            actions = () if self._store.is_replacement else decision.actions
+            left = self._apply(decision, actions, errors)
+        self.has_more = bool(unrepaired.actions or left.actions) or self._store.is_replacement
         errors += self._keep_up(decision)
         self._note_facts(decision)
         note_service(self._journal, self.books.accounting, decision.view)
@@ -273,9 +277,10 @@ class Controller:
         """Keep waiting jobs behind the license for another while.
 
         This comes last: a controller that cannot decide any more, or cannot carry out its decisions because its
-        journal cannot be written, lets the lease end, and Slurm starts every job by itself.
+        journal cannot be written or its profiles are lost again and again, lets the lease end, and Slurm starts every
+        job by itself.
         """
-        if self._config.gate != "license" or self._stop.is_set():
+        if self._config.gate != "license" or self._stop.is_set() or self._store.is_replacement:
             return []
         end_s = self._read_s + self._config.lease_s
         try:

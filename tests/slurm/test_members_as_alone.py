@@ -78,7 +78,7 @@ if __name__ == "__main__":
     data = DataLoader(list(range(64)), batch_size=8, num_workers=2, multiprocessing_context="spawn")
     print([int(batch.sum()) for batch in data])
     for thread in threading.enumerate():
-        # Nobody joins it: a Python that ends while one gives a semaphore back warns, alone too.
+        # Not joined by the loader: a Python that ends while one gives a semaphore back warns, alone too.
         if thread.name.startswith("QueueFeederThread"):
             thread.join()
 """,

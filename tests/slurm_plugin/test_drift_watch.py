@@ -175,15 +175,21 @@ def damage(path: Path) -> bytes:
     return content
 
 
-def test_a_damaged_store_is_set_aside_at_the_start_and_the_cycle_goes_on(make_controller, tmp_path, caplog):
+def test_a_damaged_store_is_set_aside_at_the_start_and_the_next_cycle_goes_on(make_controller, tmp_path, caplog):
     with ProfileStore(tmp_path / "profiles.db"):
         pass
     content = damage(tmp_path / "profiles.db")
-    slurm = FakeSlurm(four_jobs(), one_gpu())
+    slurm = FakeSlurm(four_jobs(), one_gpu(), gate_license=True)
     changes = {"state_dir": tmp_path, "policy": "muri-s", "profiling": Profiling(mode="dry-run")}
     config = read_config(None).model_copy(update=changes)
     with open_controller(config, slurm) as controller:
         controller.cycle()
+        assert dry_runs(slurm) == []  # what Slurm told may be older than a group, and no profile says so
+        assert controller.has_more
+        assert slurm.lease_end_s == 0.0
+        controller.cycle()
+        assert not controller.has_more
+        assert slurm.lease_end_s > 0.0
     (place,) = tmp_path.glob("profiles.db.damaged-*")
     assert place.read_bytes() == content
     assert "it was set aside as" in caplog.text
