@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from muri.slurm_plugin.planning.gathered import is_let_go
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.roles import Role, is_behind_license, read_job, without_gate
@@ -226,17 +227,18 @@ class Watch:
         if job.several_tasks:
             return False  # they come after the tasks that have records of their own
         holder, running = self.twin.slurm.ledger[job.job_id].holder, self.twin.slurm.running()
-        if why_over_limits(job, running, self.twin.slurm.site.limits) or 0 < job.array_limit <= self._tasks_at_work(
-            job
-        ):
-            return False  # Slurm itself would not start it
+        if why_over_limits(job, running, self.twin.slurm.site.limits) or 0 < job.array_limit <= self._tasks_let_go(job):
+            return False  # Slurm itself would not start it, or not before its siblings
         return holder not in {"user", "admin"} and (holder == "muri" or is_behind_license(job))
 
     def _tasks_at_work(self, job: Job) -> int:
-        """How many tasks of a job's array run, where it has a throttle."""
-        if not job.array_limit:
-            return 0
+        """How many tasks of a job's array run."""
         return sum(each.array_job_id == job.array_job_id for each in self.twin.slurm.running())
+
+    def _tasks_let_go(self, job: Job) -> int:
+        """How many tasks of a job's array run or wait for nothing but Slurm."""
+        tasks = (each for each in self.twin.slurm.jobs.values() if each.array_job_id == job.array_job_id)
+        return self._tasks_at_work(job) + sum(is_let_go(read_job(each)) for each in tasks)
 
     def begin_anew(self) -> None:
         """Let bounds count from now: the controller was kept from its work."""

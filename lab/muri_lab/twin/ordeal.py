@@ -78,7 +78,7 @@ class Ordeal:
             self._turn()
         if twin.left:
             stage.watch.left()
-        patience_s = twin.time.now_s + _PATIENCE_S
+        patience_s = max(twin.time.now_s, stage.away_until_s) + _PATIENCE_S
         while twin.time.now_s < patience_s and (
             stage.own_jobs(Role.PILOT) or stage.own_jobs(Role.DRY_RUN) or stage.begun()
         ):
