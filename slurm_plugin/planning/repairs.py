@@ -92,11 +92,11 @@ def _half_submitted(view: View, intents: tuple[Intent, ...], now_s: float) -> It
     """Cancel jobs that a killed controller had submitted but not tagged.
 
     Jobs are submitted held, with the tag in their own comment; it moves to AdminComment before the job is released.
-    A comment may say anything, so it must name a start or a dry run that the journal knows.
+    A comment may say anything, so it must name a start or a dry run that the journal knows; and such a job never ran.
     """
     known = {intent.token for intent in intents}
     for job in view.having(Role.OTHER):
-        waits = job.held and job.state is JobState.PENDING
+        waits = job.held and job.state is JobState.PENDING and not job.restart_count
         if job.reports.unfinished in known and waits and now_s - job.submit_s > _PILOT_GRACE_S:
             yield Cancel(job.job_id, "its submission was cut off")
 

@@ -76,6 +76,7 @@ def test_a_job_of_muris_that_was_never_tagged_is_cancelled(fields):
         {"comment": "muri-pilots are fine"},
         {"held": False, "reason": ""},
         {"submit_s": NOW_S - 30},
+        {"restart_count": 1},
     ],
 )
 def test_others_are_left_alone(fields):
