@@ -255,6 +255,9 @@ class Executor:
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
+            if job_started(error):  # what Slurm told of it was older than its start
+                log.info("job %d: has started meanwhile", member.job_id)
+                return "it has started"
             self.errors.append(f"job {member.job_id}: Slurm refused to change it: {error}")
             why = f"Slurm refused to change its request: {error}"
             if not is_limit_refusal(str(error)):

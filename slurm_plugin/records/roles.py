@@ -220,7 +220,7 @@ def _read(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
     pilot_tag, dry_run = tags.parse_pilot(comment), tags.token(comment, tags.DRY_RUN_PREFIX)
     gate = _gate_fields(job)
     role = Role.PILOT if pilot_tag else Role.DRY_RUN if dry_run is not None else Role.OTHER
-    if role is Role.OTHER and request is not None:
+    if role is Role.OTHER and (request is not None or tags.is_member(comment)):  # a comment may have been cut off
         role = _role_of(job, gated=gate["gated"], held_by_others=gate["held_by_others"])
     elif role is Role.OTHER and gate["gated"] and job.gpu_count and is_behind_license(job) and not job.held:
         role = Role.NOT_OURS  # its AdminComment was changed: only Muri would open its gate

@@ -79,17 +79,30 @@ def test_damaged_notes_in_the_journal_cost_no_cycle(make_controller, name):
     assert not slurm.jobs[1].held
 
 
-@pytest.mark.parametrize("cut", [0.3, 0.9])
-def test_a_member_whose_comment_was_cut_off_gets_its_own_request_back(make_controller, cut):
+@pytest.mark.parametrize(("start", "end"), [(0.0, 0.3), (0.0, 0.9), (0.01, 1.0)])
+def test_a_member_whose_comment_was_cut_off_gets_its_own_request_back(make_controller, start, end):
     slurm = behind_lease(four_jobs(), one_gpu())
     one_cycle(make_controller, slurm)
     members = members_of(slurm)
     for number in members:
         comment = slurm.jobs[number].admin_comment
-        slurm._update(number, admin_comment=comment[: int(cut * len(comment))])
+        slurm._update(number, admin_comment=comment[int(start * len(comment)) : int(end * len(comment))])
     slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
     one_cycle(make_controller, slurm)
     assert {(slurm.jobs[each].gpu_request, slurm.jobs[each].gpu_count) for each in members} == {("gres/gpu:1", 1)}
+
+
+def test_a_job_that_has_started_meanwhile_may_be_grouped_later(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+
+    def starts(name):
+        if name == "modify":
+            raise GatewayError("cannot change job: Job is no longer pending execution")
+
+    slurm.before_call = starts
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        assert controller._journal.facts(journal.EXCLUSION) == {}
 
 
 NO_GPUS = {"gpu_count": 0, "gpu_request": "gres/gpu:0", "held": False, "reason": "", "licenses": ""}
