@@ -79,8 +79,7 @@ if __name__ == "__main__":
     print([int(batch.sum()) for batch in data])
     for thread in threading.enumerate():
         # Not joined by the loader: a Python that ends while one gives a semaphore back warns, alone too.
-        if thread.name.startswith("QueueFeederThread"):
-            thread.join()
+        thread.name.startswith("QueueFeederThread") and thread.join()
 """,
     "spawned.py": """\
 import os, sys
