@@ -80,8 +80,6 @@ def open_gate(gateway: JobGateway, job: ManagedJob, change: JobChange = _NOTHING
     lifts = job.gated and job.held and not job.held_by_others
     if is_behind_license(job):
         told = change.admin_comment if comment is None else comment
-        if job.held_by_others and gate_word(job) is None:  # without license and word their hold would look like Muri's
-            told = with_word(_comment(job, change) if told is None else told, tags.LICENSE_GATE)
         change = replace(change, licenses=without_gate(job.licenses), admin_comment=told)
     if lifts and change != _NOTHING and (gate_word(job) == OPEN or job.reason == REQUEUED_HELD):
         # A controller that dies before the release leaves a hold that must look like Muri's own, member or not.

@@ -24,7 +24,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records import journal
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import JournalError
-from muri.slurm_plugin.records.roles import GATE_LICENSE, REQUEUED_HELD, Role, read_job
+from muri.slurm_plugin.records.roles import Role, read_job
 
 FACTS = (
     journal.CLAIMS, journal.COUNTERS, journal.DRY_RUN_FAILED, journal.EXCLUSION, journal.FIRST_SUBMIT, journal.GPU_MEM,
@@ -90,19 +90,6 @@ def test_a_member_whose_comment_was_cut_off_gets_its_own_request_back(make_contr
     slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
     one_cycle(make_controller, slurm)
     assert {(slurm.jobs[each].gpu_request, slurm.jobs[each].gpu_count) for each in members} == {("gres/gpu:1", 1)}
-
-
-def test_an_administrators_hold_stays_on_a_member_whose_comment_was_cut_off(make_controller):
-    slurm = behind_lease(four_jobs(), one_gpu())
-    one_cycle(make_controller, slurm)
-    slurm.tick()
-    one_cycle(make_controller, slurm)
-    member = members_of(slurm)[0]
-    slurm.end(pilots(slurm)[0].job_id, state=JobState.CANCELLED)
-    slurm._update(member, state=JobState.PENDING, held=True, reason=REQUEUED_HELD, nodes="", restart_count=1)
-    slurm._update(member, licenses=f"{GATE_LICENSE}:1", admin_comment=slurm.jobs[member].admin_comment[:5])
-    run_cycles(make_controller, slurm, 3)
-    assert (slurm.jobs[member].held, slurm.jobs[member].gpu_request) == (True, "gres/gpu:1")
 
 
 def test_a_job_that_has_started_meanwhile_may_be_grouped_later(make_controller):
