@@ -9,7 +9,7 @@ from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError, slurm_error
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Reservation
-from muri.slurm_plugin.records.roles import Role, is_behind_license, is_lifted, without_gate
+from muri.slurm_plugin.records.roles import REQUEUED_HELD, Role, is_behind_license, is_lifted, without_gate
 from muri_lab.twin.programs import DryRun, Placeholder, TrainingScript
 from muri_lab.twin.stage import CALM_AFTER_S, Stage
 from muri_lab.twin.story import Fault
@@ -288,7 +288,9 @@ def _truncated(stage: Stage, fault: Fault) -> str:
     if job is None or stage.twin.slurm.away:
         return ""
     cut = int(len(job.admin_comment) * fault.amount)
-    stage.watch.tampered[job.job_id] = is_behind_license(job) and stage.watch.tampered.get(job.job_id, True)
+    # A member's own requeue holds it, too: only its tags told that from an administrator's.
+    is_told = is_behind_license(job) and job.reason != REQUEUED_HELD
+    stage.watch.tampered[job.job_id] = is_told and stage.watch.tampered.get(job.job_id, True)
     stage.watch.of(job.job_id).waiting_since_s = None
     stage.twin.slurm.set_admin_comment(job.job_id, job.admin_comment[:cut])
     return f"job {job.job_id} after {cut} characters"
