@@ -232,9 +232,11 @@ class Controller:
             if not self._stop.is_set():
                 decision = self.decision()
         with self.books.phase("start"):
-            actions = () if self._store.is_replacement else decision.actions
-            left = self._apply(decision, actions, errors)
-        self.has_more = bool(unrepaired.actions or left.actions) or self._store.is_replacement
+            if self._store.is_replacement:
+                left = Left(decision.actions, "the profile store was damaged")
+            else:
+                left = self._apply(decision, decision.actions, errors)
+        self.has_more = bool(unrepaired.actions or left.actions)
         errors += self._keep_up(decision)
         self._note_facts(decision)
         note_service(self._journal, self.books.accounting, decision.view)

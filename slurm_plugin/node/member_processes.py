@@ -22,7 +22,7 @@ class MemberProcesses:
     """Finds them in /proc, `members` also without the variable; one thread looks, another may read `found`."""
 
     def __init__(self, pilot: int, members: Collection[str] = ()) -> None:
-        # What the last search found: for each job id, the processes whose parents are not the job's own
+        # By job id, its outermost processes: the last search found them
         self.found: Mapping[str, frozenset[int]] = {}
         self._pilot = str(pilot).encode()
         self._members = frozenset(members)

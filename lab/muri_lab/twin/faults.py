@@ -288,7 +288,7 @@ def _truncated(stage: Stage, fault: Fault) -> str:
     if job is None or stage.twin.slurm.away:
         return ""
     cut = int(len(job.admin_comment) * fault.amount)
-    # A member's own requeue holds it, too: only its tags told that from an administrator's.
+    # A member that requeues itself is held, too; only its tags tell that from an administrator's hold.
     is_told = is_behind_license(job) and job.reason != REQUEUED_HELD
     stage.watch.tampered[job.job_id] = is_told and stage.watch.tampered.get(job.job_id, True)
     stage.watch.of(job.job_id).waiting_since_s = None

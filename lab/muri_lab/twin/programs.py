@@ -278,7 +278,7 @@ class TrainingScript:
     def __init__(self, nodes: NodeSide, work: Work) -> None:
         self.work = work
         self.job_id = 0  # Its job; 0 before its first start
-        self.grant: Run | None = None  # The pilot job whose GPUs the script may open
+        self.grant: Run | None = None  # The script may open the GPUs of this pilot job
         self._nodes = nodes
         self._run: Run | None = None
         self._events: list[Event] = []
