@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from muri_cluster import DRY_RUNS, STAGES, MuriCluster
+from muri_cluster import DRY_RUNS, STAGES, TRAIN_PY, MuriCluster
 from sandboxes import on_both_releases
 
 
@@ -121,6 +121,7 @@ def test_members_of_a_dead_host_run_alone(muri, kinds):
 
 
 PATIENT_PYTHON = f"""#!/bin/sh
+: > /home/alice/begun-$SLURM_JOB_ID
 while [ -e /home/alice/keep-waiting ]; do sleep 0.1; done
 exec {sys.executable} "$@"
 """
@@ -130,12 +131,14 @@ exec {sys.executable} "$@"
 def test_a_group_that_starts_while_slurmctld_is_away_begins_once_it_is_back(muri):
     muri.configure(node_python=muri.driver.write("python", PATIENT_PYTHON))
     muri.know_profiles()
+    muri.script("train", TRAIN_PY, ": > /home/alice/begun-$SLURM_JOB_ID")
     jobs = [muri.submit(kind, iterations=10) for kind in ("load", "propagate")]
     with muri.training("waiting"):
         muri.cycle()
         (pilot,) = muri.pilots()
-        for job in (pilot, *jobs):
-            muri.driver.wait_state(job, "RUNNING")
+        # Slurm itself requeues a job that it has not launched yet when slurmctld goes.
+        begun = [f"begun-{job}" for job in (pilot, *jobs)]
+        muri.driver.wait_until(lambda: muri.driver.run("ls", *begun).stdout != "", "the start of the scripts")
         with muri.driver.no_controller():
             muri.driver.run("rm", "keep-waiting")
             log = f"/run/muri/1001/pilot-{pilot}.log"
