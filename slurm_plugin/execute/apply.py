@@ -128,7 +128,7 @@ class Left:
     """The actions that are left for the next cycle."""
 
     actions: tuple[Action, ...] = ()  # In their order; the first may be half done
-    why: str = ""  # The budget that is used up
+    why: str = ""  # Such as a budget that is used up
 
     def __str__(self) -> str:
         """Such as "312 starts and 1 join are left for the next cycle: …"."""
