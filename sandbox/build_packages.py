@@ -7,7 +7,8 @@ from pathlib import Path
 
 from sandbox import host, packages
 from sandbox.builds import ensure_rootfs
-from sandbox.cluster import SUITES, suite_named
+from sandbox.cluster import SUITES
+from sandbox.source import suite_named
 from sandbox.support import CHECKOUT, Progress, SandboxError
 
 

@@ -1,10 +1,12 @@
 """Builds that are made once and cached: the root file system of a suite, and pyslurm for its Slurm and this Python."""
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,11 +72,18 @@ class Build:
     @property
     def slurm_version(self) -> str:
         """Slurm's full version, such as 26.05.5."""
-        status = (self.root / "var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace")
-        found = re.search(r"^Package: slurmctld\n(?:.+\n)*?Version: ([0-9.]+)", status, re.MULTILINE)
+        header = self.root / _VERSION_HEADER
+        text = header.read_text(encoding="utf-8") if header.exists() else ""
+        found = re.search(r"^#define SLURM_VERSION_NUMBER 0x(..)(..)(..)", text, re.MULTILINE)
         if found is None:
-            raise BuildError(f"{self.root} holds no slurmctld: remove {self.directory} and try again")
-        return found.group(1)
+            raise BuildError(f"{self.root} holds no Slurm: remove {self.directory} and try again")
+        year, month, micro = (int(part, 16) for part in found.groups())
+        return f"{year}.{month:02}.{micro}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is finished."""
+        return (self.directory / _COMPLETE).exists()
 
     @property
     def pyslurm_script(self) -> str:
@@ -84,25 +93,27 @@ class Build:
 
 def ensure_rootfs(suite: Suite, progress: Progress) -> Build:
     """Return the cached root file system of a suite, building it first if there is none."""
-    build = Build(suite, builds_dir() / f"{suite.name}-{suite.recipe_hash}")
-    if (build.directory / _COMPLETE).exists():
+    build = Build(suite, builds_dir() / (suite.built or f"{suite.name}-{suite.recipe_hash}"))
+    if build.complete:
         return build
     host.require_tools({"debootstrap": "debootstrap"})
     with locked_directory(builds_dir() / "build.lock", progress, "another process that is building a sandbox"):
-        if not (build.directory / _COMPLETE).exists():
-            _build_rootfs(build, progress)
+        if not build.complete:
+            with building(build) as temporary:
+                _debootstrap(build.suite, temporary / "root", progress)
+                _prepare(temporary / "root", progress)
     return build
 
 
-def _build_rootfs(build: Build, progress: Progress) -> None:
-    """Build in a temporary directory and rename at the end, so that no broken cache is ever seen."""
+@contextlib.contextmanager
+def building(build: Build) -> Iterator[Path]:
+    """Give a temporary directory, which takes the build's place at the end: no broken cache is ever seen."""
     for leftover in builds_dir().glob("building-*"):
         shutil.rmtree(leftover)
     temporary = Path(tempfile.mkdtemp(prefix="building-", dir=builds_dir()))
     temporary.chmod(0o755)
     try:
-        _debootstrap(build.suite, temporary / "root", progress)
-        _prepare(temporary / "root", progress)
+        yield temporary
         (temporary / _COMPLETE).touch()
         if build.directory.exists():
             shutil.rmtree(build.directory)
@@ -115,7 +126,7 @@ def _debootstrap(suite: Suite, root: Path, progress: Progress) -> None:
     progress.step(f"installing Debian {suite.name} with Slurm (first start only, one to three minutes)")
     command = [
         "debootstrap", "--variant=minbase", f"--include={','.join(suite.packages)}",
-        suite.name, str(root), mirror(), f"/usr/share/debootstrap/scripts/{suite.script}",
+        suite.debian or suite.name, str(root), mirror(), f"/usr/share/debootstrap/scripts/{suite.script}",
     ]  # fmt: skip
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     recent: list[str] = []
@@ -136,9 +147,12 @@ def _debootstrap(suite: Suite, root: Path, progress: Progress) -> None:
 def _prepare(root: Path, progress: Progress) -> None:
     """Add the users and delete what is never read."""
     progress.step("adding the users " + " and ".join(USERS))
-    for user, uid in USERS.items():
-        command = ["useradd", "--root", str(root), "--create-home", "--uid", str(uid), "--user-group",
-                   "--shell", "/bin/bash", user]  # fmt: skip
+    person = ("--create-home", "--user-group", "--shell", "/bin/bash", "--uid")
+    commands: dict[str, tuple[str, ...]] = {user: (*person, str(uid)) for user, uid in USERS.items()}
+    if "slurm:" not in (root / "etc/passwd").read_text(encoding="utf-8"):  # a package of Slurm's would add it
+        commands["slurm"] = ("--system", "--user-group")
+    for user, options in commands.items():
+        command = ["useradd", "--root", str(root), *options, user]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise BuildError(f"could not add the user {user}: {done.stderr.strip()}")

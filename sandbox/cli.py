@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from sandbox import cluster, host, instance, lifecycle, releases
 from sandbox.builds import USERS
-from sandbox.cluster import SUITES, Shape, suite_named
+from sandbox.cluster import SUITES, Shape
 from sandbox.driver import Driver
 from sandbox.init import HIERARCHIES
+from sandbox.source import ensure_built, find_tree, suite_named
 from sandbox.support import CONTROLLER, InstancePaths, Progress, SandboxError, UsageError
 
 _EPILOG = """examples:
@@ -52,6 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     build = add("build", "Build what is missing for later starts; starts nothing.", _build, named=False)
     build.add_argument("--suite", action="append", default=[],
                        help=f"{' or '.join(SUITES)}; may be repeated (default: all)")  # fmt: skip
+    build.add_argument("--from-source", type=Path, metavar="DIR",
+                       help="build the Slurm whose source tree or Git repository this is; "
+                            "`up --suite source-25.11` starts it")  # fmt: skip
+    build.add_argument("--release", metavar="TAG", action="append", default=[],
+                       help="with --from-source: a tag or commit of the repository; may be repeated")  # fmt: skip
     add("down", "End a sandbox and remove everything of it but the cache.", _down)
     status = add("status", "Say whether a sandbox is up, and what is in it.", _status)
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -106,7 +113,16 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
 
 def _build(options: argparse.Namespace) -> int:
     progress = Progress()
-    for suite in [suite_named(name) for name in options.suite or SUITES]:
+    if options.release and not options.from_source:
+        raise UsageError("--release is a tag of a source repository: name that with --from-source DIR")
+    if options.from_source and options.suite:
+        raise UsageError("--suite and --from-source exclude each other")
+    if options.from_source:
+        trees = [find_tree(options.from_source, release) for release in options.release or [""]]
+        suites = [ensure_built(tree, progress) for tree in trees]
+    else:
+        suites = [suite_named(name) for name in options.suite or SUITES]
+    for suite in suites:
         built, pyslurm = lifecycle.build(suite, progress)
         has = "with pyslurm" if pyslurm.directory else f"without pyslurm: {pyslurm.reason}"
         print(f"{suite.name}: Slurm {built.slurm_version}, {has}.")
@@ -195,7 +211,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _matrix(options: argparse.Namespace) -> int:
     progress = Progress()
-    found = [releases.examine_suite(suite_named(name).name, progress) for name in options.suite or SUITES]
+    found = [releases.examine_suite(suite_named(name), progress) for name in options.suite or SUITES]
     if options.suite:
         for release in found:
             for question, answer in release.answers.items():

@@ -16,9 +16,19 @@ BUILD_VERSION = 2
 
 #: Libraries the standard library's extension modules of a Python from outside need (sqlite3, ctypes, …).
 _PYTHON_LIBRARIES = ("libsqlite3-0", "libffi8", "libexpat1", "libuuid1")
-_SLURM = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "libslurm-dev")
+_SLURM = ("slurmctld", "slurmd", "slurmdbd", "slurm-client", "slurm-wlm-basic-plugins", "libslurm-dev")
+#: Slurm is built with these, for the plugins that a sandbox uses.
+_SLURM_FROM_SOURCE = (
+    "libmunge-dev", "liblua5.3-dev", "libjson-c-dev", "libyaml-dev", "libjwt-dev", "libdbus-1-dev",
+    "libmariadb-dev", "libssl-dev", "libpam0g-dev", "libreadline-dev", "pkg-config", "autoconf",
+)  # fmt: skip
+#: What Slurm's own tests need.
+_SLURM_TESTS = (
+    "bc", "expect", "perl", "psmisc", "python3-jsondiff", "python3-jsonpatch", "python3-pexpect", "python3-pytest",
+    "python3-requests", "python3-yaml", "rsync", "sudo",
+)  # fmt: skip
 #: For `--accounting`. Every root has them, so that a suite needs one build only.
-_ACCOUNTING = ("slurmdbd", "mariadb-server-core", "mariadb-client-core")
+_ACCOUNTING = ("mariadb-server-core", "mariadb-client-core")
 _TOOLS = ("gcc", "libc6-dev", "make", "procps", "ca-certificates", "munge")
 #: The suite's own Python, for Muri's packages.
 _SITE = ("python3", "python3-venv")
@@ -64,6 +74,9 @@ class Suite:
         auth: Slurm's authentication plugin; munge runs a daemon of its own.
         cgroup_conf: Content of cgroup.conf. Slurm 22.05 has no "disabled" cgroup plugin, and needs none
             as long as no plugin that uses cgroups is configured.
+        slurm: The packages of Slurm, or of what builds it from source.
+        debian: The Debian release, where the name is not that.
+        built: The directory of a root in the cache whose Slurm was built from source, "" for Debian's own.
     """
 
     name: str
@@ -71,11 +84,14 @@ class Suite:
     auth: str
     cgroup_conf: str
     extra_packages: tuple[str, ...] = ()
+    slurm: tuple[str, ...] = _SLURM
+    debian: str = ""
+    built: str = ""
 
     @property
     def packages(self) -> tuple[str, ...]:
         """Every package the root file system gets on top of debootstrap's minimal base."""
-        return tuple(sorted({*_SLURM, *_ACCOUNTING, *_TOOLS, *_SITE, *_PYTHON_LIBRARIES, *self.extra_packages}))
+        return tuple(sorted({*self.slurm, *_ACCOUNTING, *_TOOLS, *_SITE, *_PYTHON_LIBRARIES, *self.extra_packages}))
 
     @property
     def recipe_hash(self) -> str:
@@ -92,12 +108,16 @@ SUITES = {
 }
 
 
-def suite_named(name: str) -> Suite:
-    """Find a suite, or say which there are."""
-    try:
-        return SUITES[name]
-    except KeyError:
-        raise UsageError(f"--suite {name!r} is unknown: choose one of {', '.join(sorted(SUITES))}") from None
+#: On which Slurm is built from source. Any release of it: what these cannot do is probed.
+SOURCE_BASE = Suite(
+    "source",
+    "bookworm",
+    "slurm",
+    "CgroupPlugin=disabled\n",
+    ("libreadline8", *_STANDALONE, *_SLURM_TESTS),
+    _SLURM_FROM_SOURCE,
+    "bookworm",
+)
 
 
 def mirror() -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sandbox import instance, lifecycle
-from sandbox.cluster import SUITES, Shape
+from sandbox.cluster import Shape, Suite
 from sandbox.driver import FINAL_STATES, DeadlineError, Driver
 from sandbox.support import CHECKOUT, Progress, SandboxError
 
@@ -308,9 +308,9 @@ def examine(driver: Driver, progress: Progress, questions: Collection[str] = PRO
     return Release(driver.instance.suite, driver.instance.slurm_version, answers)
 
 
-def examine_suite(suite: str, progress: Progress) -> Release:
+def examine_suite(suite: Suite, progress: Progress) -> Release:
     """Start a sandbox of a suite as a site has it, ask it, and take it down."""
-    lifecycle.up("matrix", SUITES[suite], SHAPE, progress)
+    lifecycle.up("matrix", suite, SHAPE, progress)
     try:
         return examine(Driver(instance.require("matrix")), progress)
     finally:

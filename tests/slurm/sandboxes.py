@@ -21,6 +21,7 @@ from sandbox import cgroups, instance, lifecycle  # noqa: E402
 from sandbox.cluster import SUITES, Partition, Shape  # noqa: E402
 from sandbox.driver import Driver  # noqa: E402
 from sandbox.init import HIERARCHIES  # noqa: E402
+from sandbox.source import suite_named  # noqa: E402
 from sandbox.support import Progress  # noqa: E402
 
 TWO_GPUS = Shape(extra_partitions=(Partition("small", "n1"), Partition("two", "n[1-2]")))
@@ -37,6 +38,9 @@ SITE = Shape(nodes=3, accounting=True, site=True, extra_partitions=(Partition("t
 ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"), Partition("measure", "n2")))
 
 
+#: The Slurm that stands in for the newest one of Debian, such as source-25.11; then no other release is tried.
+INSTEAD = os.environ.get("MURI_SUITE", "")
+
 _RUNNING: set[str] = set()
 
 #: Fixtures and parameters that stand for an older release than the current one.
@@ -45,16 +49,22 @@ OLDER_RELEASE = re.compile(r"trixie|bookworm|24\.11|22\.05|\b(old|middle)_\w*san
 OF_PACKAGES = re.compile(r"test_(install|package)_")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     folders = {ROOT / "tests" / "slurm", ROOT / "lab" / "tests" / "slurm"}
+    left_out: list[pytest.Item] = []
     for item in items:
         if folders & set(item.path.parents):
             item.add_marker(pytest.mark.slurm)
-            if OF_PACKAGES.match(item.path.name) or OLDER_RELEASE.search(" ".join(_needs(item))):
+            elsewhere = OF_PACKAGES.match(item.path.name) or OLDER_RELEASE.search(" ".join(_needs(item)))
+            if elsewhere:
                 item.add_marker(pytest.mark.thorough)
+            if elsewhere and INSTEAD:
+                left_out.append(item)
             if item.get_closest_marker("timeout") is None:
                 # The first sandbox of a machine takes minutes to build.
                 item.add_marker(pytest.mark.timeout(900))
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def _needs(item: pytest.Item) -> list[str]:
@@ -117,7 +127,7 @@ def start(suite: str, shape: Shape = TWO_GPUS, kind: str = "") -> Iterator[Drive
         yield Driver.of(name)
         return
     remove_leftovers()
-    lifecycle.up(name, SUITES[suite], shape, Progress())
+    lifecycle.up(name, suite_named(INSTEAD or suite), shape, Progress())
     _RUNNING.add(name)
     try:
         yield Driver.of(name)
