@@ -11,8 +11,13 @@ demo: venv ## Watch Muri do its job on a real Slurm, with and without, and compa
 test: ## Check types and style, and test everything, on a real Slurm too.
 	@scripts/test
 
-test-all: test ## The slow tests, too: more seeds, older Slurms, packages, deliberate bugs.
+ifdef SLURM
+test-all:
+	@scripts/test-release "$(SLURM)" "$(RELEASE)"
+else
+test-all: test ## The slow tests, too; SLURM=DIR [RELEASE=TAG]: those on a Slurm from its source.
 	@scripts/test-rest
+endif
 
 venv: ## Make .venv (third-party packages come from a cache outside the checkout).
 	@scripts/make-venv

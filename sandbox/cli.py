@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -14,6 +15,7 @@ from sandbox.builds import USERS
 from sandbox.cluster import SUITES, Shape
 from sandbox.driver import Driver
 from sandbox.init import HIERARCHIES
+from sandbox.releases_page import PAGE, TESTS, outcome_of_tests, page, releases_on, with_column
 from sandbox.source import ensure_built, find_tree, suite_named
 from sandbox.support import CONTROLLER, InstancePaths, Progress, SandboxError, UsageError
 
@@ -79,8 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         "matrix", "Try on each release what Muri depends on, and write docs/releases.md.", _matrix, named=False
     )
     matrix.add_argument("--suite", action="append", default=[],
-                        help=f"{' or '.join(SUITES)}; may be repeated, then the answers are printed and no page is "
-                             "written (default: all)")  # fmt: skip
+                        help=f"{' or '.join(SUITES)}, or such as source-25.11; may be repeated "
+                             "(default: those of Debian)")  # fmt: skip
+    matrix.add_argument("--tests", type=Path, metavar="FILE",
+                        help="with one --suite: pytest's report of the sandbox tests on it (--junitxml)")  # fmt: skip
     add("restart-controller", "Restart slurmctld, which keeps its state.", _restart_controller)
     return parser
 
@@ -210,15 +214,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _matrix(options: argparse.Namespace) -> int:
+    if options.tests and len(options.suite) != 1:
+        raise UsageError("--tests is the report of one suite: name that with --suite")
+    tests = {TESTS: outcome_of_tests(options.tests)} if options.tests else {}
     progress = Progress()
-    found = [releases.examine_suite(suite_named(name), progress) for name in options.suite or SUITES]
-    if options.suite:
-        for release in found:
-            for question, answer in release.answers.items():
-                print(f"{release.suite}: {question}: {answer.cell}")
-    else:
-        releases.write_page(found)
-        print(f"wrote {releases.PAGE}")
+    for name in options.suite or SUITES:
+        found = releases.examine_suite(suite_named(name), progress)
+        found = replace(found, answers={**found.answers, **tests})
+        columns = with_column(releases_on(PAGE.read_text(encoding="utf-8")), found)
+        PAGE.write_text(page(columns, [TESTS, *releases.PROBES]), encoding="utf-8")
+        failed = [question for question, answer in found.answers.items() if not answer.works]
+        print(f"{found.head}: {len(found.answers) - len(failed)} of {len(found.answers)} work; {PAGE} has its column")
     return 0
 
 

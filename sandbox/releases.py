@@ -1,7 +1,6 @@
-"""What each release of Slurm can do that Muri depends on: small probes on a real cluster, and the page that they fill.
+"""What each release of Slurm can do that Muri depends on: small probes on a real cluster, which fill docs/releases.md.
 
-Each probe answers one question by trying it, not by a version's number. `docs/releases.md` is written by
-`bin/muri-sandbox matrix` and by nothing else.
+Each probe answers one question by trying it, not by a version's number.
 """
 
 import datetime
@@ -10,15 +9,13 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sandbox import instance, lifecycle
 from sandbox.cluster import Shape, Suite
 from sandbox.driver import FINAL_STATES, DeadlineError, Driver
-from sandbox.support import CHECKOUT, Progress, SandboxError
-
-PAGE: Final = CHECKOUT / "docs/releases.md"
+from sandbox.releases_page import Answer, Release
+from sandbox.support import Progress, SandboxError
 
 SHAPE: Final = Shape(nodes=2, accounting=True, site=True)
 """As on a site: accounting, munge, typed GPUs, a login host."""
@@ -40,34 +37,6 @@ _SLEEP: Final = "--wrap=exec sleep 600"
 _REVOKED_S: Final = 2.0
 
 _MARK: Final = "--muri=model=m,batch-size=8"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A probe's outcome.
-
-    Attributes:
-        works: Whether the release can do it.
-        note: What else is worth knowing, "" when nothing.
-    """
-
-    works: bool
-    note: str = ""
-
-    @property
-    def cell(self) -> str:
-        """Return the answer as a cell of the table."""
-        mark = "✓" if self.works else "–"
-        return f"{mark} {self.note}".strip()
-
-
-@dataclass(frozen=True)
-class Release:
-    """One column of the page: a suite's Slurm, and the answers by the questions' text."""
-
-    suite: str
-    slurm_version: str
-    answers: Mapping[str, Answer]
 
 
 Probe = Callable[[Driver], Answer]
@@ -186,6 +155,20 @@ def license_while_running(driver: Driver) -> Answer:
         return Answer(not refused, refused)
 
 
+def licenses_after_requeue(driver: Driver) -> Answer:
+    """Whether a requeued job holds its licenses again when it runs: up to 25.11.6 only its record showed them."""
+    with job(driver, "--licenses=matlab:1") as job_id:
+        driver.wait_state(job_id, "RUNNING")
+        driver.run("scontrol", "requeue", str(job_id), user="root")
+        driver.wait_state(job_id, "PENDING")
+        time.sleep(_REVOKED_S)
+        update(driver, job_id, "StartTime=now")
+        if not started(driver, job_id):
+            return Answer(False, "it does not start")
+        used = "Used=1" in driver.run("scontrol", "show", "license", "matlab", user="root").stdout
+        return Answer(used, "" if used else "it starts without them")
+
+
 def started(driver: Driver, job_id: int) -> bool:
     """Wait until a job runs; False when it has ended instead, or does not start within half a minute."""
     with suppress(DeadlineError):
@@ -282,6 +265,7 @@ PROBES: Final[Mapping[str, Probe]] = {
     "`sacct` has the AdminComment of an ended job": sacct_admin_comment,
     "reservation of licenses alone keeps a job waiting": license_gate,
     "license given to a running job": license_while_running,
+    "requeued job holds its licenses again": licenses_after_requeue,
     "requeued job starts before its old credential has expired (`StartTime`)": requeued_early,
     SAME_SECOND: requeued_in_the_same_second,
     "`requeuehold incomplete` spares ended jobs": ended_job_spared,
@@ -305,7 +289,8 @@ def examine(driver: Driver, progress: Progress, questions: Collection[str] = PRO
             answers[question] = probe(driver)
         except SandboxError as error:
             answers[question] = Answer(False, str(error).strip().splitlines()[-1])
-    return Release(driver.instance.suite, driver.instance.slurm_version, answers)
+    today = datetime.datetime.now(datetime.UTC).date()
+    return Release(driver.instance.suite, driver.instance.slurm_version, today, answers)
 
 
 def examine_suite(suite: Suite, progress: Progress) -> Release:
@@ -315,46 +300,3 @@ def examine_suite(suite: Suite, progress: Progress) -> Release:
         return examine(Driver(instance.require("matrix")), progress)
     finally:
         lifecycle.down("matrix", progress)
-
-
-def page(releases: Sequence[Release], date: datetime.date) -> str:
-    """Return the page for these releases, newest first."""
-    columns = sorted(releases, key=lambda release: _order(release.slurm_version), reverse=True)
-    heads = [f"Slurm {release.slurm_version} ({release.suite})" for release in columns]
-    lines = [f"| {' | '.join(['', *heads])} |", "|---" * (len(columns) + 1) + "|"]
-    for question in PROBES:
-        cells = [release.answers[question].cell.replace("|", "\\|") for release in columns]
-        lines.append(f"| {' | '.join([question, *cells])} |")
-    return _TEXT.format(date=date.isoformat(), table="\n".join(lines))
-
-
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
-def write_page(releases: Sequence[Release]) -> None:
-    """Write the page."""
-    PAGE.write_text(page(releases, datetime.datetime.now(datetime.UTC).date()), encoding="utf-8")
-
-
-def answers_on_page(text: str) -> dict[str, dict[str, str]]:
-    """Return the page's cells by suite and question."""
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:1] == "|"]
-    head, cells = rows[0], rows[2:]
-    suites = [re.sub(r".*\((\w+)\)$", r"\1", name) for name in head[1:]]
-    return {suite: {row[0]: row[place] for row in cells} for place, suite in enumerate(suites, start=1)}
-
-
-_TEXT: Final = """\
-# Releases of Slurm
-
-What Muri depends on, tried on the Slurm of three Debian releases: clusters like a site's, with accounting, munge, typed
-GPUs and a login host. `bin/muri-sandbox matrix` wrote this page on {date}; do not edit it.
-
-✓ works, – does not.
-
-{table}
-
-A job whose GPU cannot be taken away while it waits always runs alone. The controller tries that on the cluster at hand,
-and `muri doctor` shows the result; this page is not a substitute for that.
-"""

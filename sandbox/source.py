@@ -15,7 +15,8 @@ from sandbox.cluster import SOURCE_BASE, SUITES, Suite
 from sandbox.init import Bind, Plan, TextFile
 from sandbox.support import BuildError, Progress, UsageError, builds_dir, locked_directory
 
-_PREFIX: Final = "source-"
+SOURCE_PREFIX: Final = "source-"
+"""Of the name of a suite whose Slurm was built from source, before its version."""
 
 _CGROUPS_CAN_BE_DISABLED: Final = [24, 5]
 
@@ -101,7 +102,8 @@ def ensure_built(tree: Tree, progress: Progress) -> Suite:
     """Return the suite of a source tree, which is built first if the cache lacks it."""
     base = builds.ensure_rootfs(SOURCE_BASE, progress)
     recipe = hashlib.sha256("\n".join((base.directory.name, tree.digest, _COMPILE)).encode()).hexdigest()[:12]
-    build = Build(_suite(f"{_PREFIX}{tree.version}-{recipe}"), builds_dir() / f"{_PREFIX}{tree.version}-{recipe}")
+    name = f"{SOURCE_PREFIX}{tree.version}-{recipe}"
+    build = Build(_suite(name), builds_dir() / name)
     with locked_directory(builds_dir() / "build.lock", progress, "another process that is building a sandbox"):
         if not build.complete:
             with builds.building(build) as temporary:
@@ -127,7 +129,7 @@ def _build(tree: Tree, base: Build, temporary: Path, progress: Progress) -> None
         command=("/bin/sh", _SCRIPT),
         environment={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"},
     )
-    log = builds_dir() / f"{_PREFIX}{tree.version}.log"
+    log = builds_dir() / f"{SOURCE_PREFIX}{tree.version}.log"
     try:
         with log.open("w", encoding="utf-8") as stream, namespace.run_plan(plan, temporary / "plan.json") as lines:
             for line in lines:
@@ -170,16 +172,16 @@ def suite_named(name: str) -> Suite:
         return SUITES[name]
     found = built_from_source()
     matching = [suite for suite in found if suite.name == name or suite.name.startswith(f"{name}.")]
-    if name.startswith(_PREFIX) and matching:
+    if name.startswith(SOURCE_PREFIX) and matching:
         return matching[-1]
     choices = ", ".join(sorted({*SUITES, *(suite.name for suite in found)}))
-    hint = "; `muri-sandbox build --from-source` makes others" if name.startswith(_PREFIX) else ""
+    hint = "; `muri-sandbox build --from-source` makes others" if name.startswith(SOURCE_PREFIX) else ""
     raise UsageError(f"--suite {name!r} is unknown: choose one of {choices}{hint}")
 
 
 def built_from_source() -> list[Suite]:
     """Return the suites in the cache that were built from source, the newest version last, one of each version."""
-    directories = sorted(builds_dir().glob(f"{_PREFIX}[0-9]*-*"), key=lambda directory: directory.stat().st_mtime)
+    directories = sorted(builds_dir().glob(f"{SOURCE_PREFIX}[0-9]*-*"), key=lambda directory: directory.stat().st_mtime)
     suites = (_suite(each.name) for each in directories if Build(SOURCE_BASE, each).complete)
     return sorted({suite.name: suite for suite in suites}.values(), key=_order)
 
