@@ -24,8 +24,8 @@ _SLURM_FROM_SOURCE = (
 )  # fmt: skip
 #: What Slurm's own tests need.
 _SLURM_TESTS = (
-    "bc", "expect", "perl", "psmisc", "python3-jsondiff", "python3-jsonpatch", "python3-pexpect", "python3-pytest",
-    "python3-requests", "python3-yaml", "rsync", "sudo",
+    "bc", "expect", "mariadb-client", "perl", "psmisc", "python3-jsondiff", "python3-jsonpatch", "python3-pexpect",
+    "python3-pytest", "python3-requests", "python3-yaml", "rsync", "sudo",
 )  # fmt: skip
 #: For `--accounting`. Every root has them, so that a suite needs one build only.
 _ACCOUNTING = ("mariadb-server-core", "mariadb-client-core")
