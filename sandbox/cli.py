@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from sandbox import cluster, host, instance, lifecycle, releases
+from sandbox import cluster, guest, host, instance, lifecycle, releases
 from sandbox.builds import USERS
 from sandbox.cluster import SUITES, Shape
 from sandbox.driver import Driver
@@ -85,6 +85,14 @@ def _parser() -> argparse.ArgumentParser:
                              "(default: those of Debian)")  # fmt: skip
     matrix.add_argument("--tests", type=Path, metavar="FILE",
                         help="with one --suite: pytest's report of the sandbox tests on it (--junitxml)")  # fmt: skip
+    guest = add("guest-tests", "Run Slurm's own tests without Muri, beside it, and with all batch jobs marked.", _guest,
+                named=False)  # fmt: skip
+    guest.add_argument("--from-source", type=Path, metavar="DIR", required=True, help="Slurm's Git repository or tree")
+    guest.add_argument("--release", metavar="TAG", default="", help="a tag or commit of the repository")
+    guest.add_argument("--groups", metavar="N,…", default="",
+                       help="numbers of tests, such as 105,116_33; then nothing is stored "
+                            "(default: all that concern Muri)")  # fmt: skip
+    guest.add_argument("--json", action="store_true", help="print JSON")
     add("restart-controller", "Restart slurmctld, which keeps its state.", _restart_controller)
     return parser
 
@@ -226,6 +234,16 @@ def _matrix(options: argparse.Namespace) -> int:
         failed = [question for question, answer in found.answers.items() if not answer.works]
         print(f"{found.head}: {len(found.answers) - len(failed)} of {len(found.answers)} work; {PAGE} has its column")
     return 0
+
+
+def _guest(options: argparse.Namespace) -> int:
+    groups = options.groups.split(",") if options.groups else guest.GROUPS
+    result = guest.run(find_tree(options.from_source, options.release), groups, Progress())
+    text = json.dumps(result, indent=1, sort_keys=True)
+    if not options.groups:
+        guest.RESULT.write_text(f"{text}\n", encoding="utf-8")
+    print(text if options.json else guest.report(result))
+    return 1 if guest.differences(result["found"]) else 0
 
 
 def _restart_controller(options: argparse.Namespace) -> int:

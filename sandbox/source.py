@@ -119,7 +119,7 @@ def _suite(directory: str) -> Suite:
 def _build(tree: Tree, base: Build, temporary: Path, progress: Progress) -> None:
     progress.step(f"building Slurm {tree.version} from {tree.directory} (first time only, five to ten minutes)")
     source, installed = temporary / "source", temporary / "installed"
-    _export(tree, source)
+    export(tree, source)
     installed.mkdir()
     plan = Plan(
         lower=str(base.root),
@@ -148,7 +148,8 @@ def _build(tree: Tree, base: Build, temporary: Path, progress: Progress) -> None
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _export(tree: Tree, target: Path) -> None:
+def export(tree: Tree, target: Path) -> None:
+    """Write the tree to a directory that does not exist yet."""
     if not tree.commit:
         shutil.copytree(tree.directory, target, symlinks=True)
         return
