@@ -15,7 +15,9 @@ from sandbox.support import CHECKOUT, Progress, SandboxError
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/build-packages", description="Build Muri's packages.")
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} (default: all)")
-    parser.add_argument("--kind", action="append", choices=("deb", "rpm"), help="may be repeated (default: both)")
+    parser.add_argument(
+        "--kind", action="append", choices=("deb", "rpm", "srpm"), help="may be repeated (default: deb, rpm)"
+    )
     parser.add_argument("--revision", type=int, default=1, help="the part of the version behind the hyphen")
     parser.add_argument("--into", type=Path, default=CHECKOUT / "out/packages", help="default: %(default)s")
     return parser

@@ -14,7 +14,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,28 +38,37 @@ _INPUTS = ("etc", "launcher", "muri", "packaging", "policies", "profiler", "pypr
 
 @dataclass(frozen=True)
 class Target:
-    """One suite's packages.
+    """What packages are made for.
 
     Attributes:
-        build: The root of the suite.
         version: Muri's version and the packages' revision, such as 0.2.0-1.
+        python: The suite's own Python, such as python3.13.
+        slurm: Slurm's release, such as 24.11.
+        next_slurm: The release from which on the plugin must be compiled anew.
     """
 
-    build: Build
     version: str
+    python: str
+    slurm: str
+    next_slurm: str
 
-    @property
-    def slurm(self) -> tuple[int, int]:
-        """Slurm's release, such as (24, 11)."""
-        year, month = self.build.slurm_version.split(".")[:2]
-        return int(year), int(month)
+    @classmethod
+    def of(cls, build: Build, revision: int) -> "Target":
+        """Return what the packages of a suite are made for."""
+        year, month = map(int, build.slurm_version.split(".")[:2])
+        python = ".".join((build.root / "usr/bin/python3").readlink().name.split(".")[:2])
+        return cls(f"{_project()['version']}-{revision}", python, f"{year}.{month:02}", f"{year}.{month + 1:02}")
 
     def version_of(self, package: str) -> str:
         """Return a package's version; that of the SPANK plugin names the release that it was compiled for."""
         if package != "muri-spank":
             return self.version
         upstream, _, revision = self.version.partition("-")
-        return f"{upstream}+slurm{self.slurm[0]}.{self.slurm[1]:02}-{revision}"
+        return f"{upstream}+slurm{self.slurm}-{revision}"
+
+    def filled(self, text: str) -> str:
+        """Return a text of packages.toml with these values."""
+        return text.format(version=self.version, python=self.python, slurm=self.slurm, next_slurm=self.next_slurm)
 
 
 def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress: Progress) -> Path:
@@ -67,14 +76,14 @@ def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress:
 
     Args:
         build: The root of the suite.
-        kinds: "deb", "rpm" or both.
+        kinds: "deb", "rpm", "srpm": a source rpm.
         revision: The packages' revision, the part of the version behind the hyphen.
         progress: Told of each step.
 
     Raises:
         BuildError: A step failed; the text says which, and why.
     """
-    target = Target(build, f"{_project()['version']}-{revision}")
+    target = Target.of(build, revision)
     environments = ensure_environments(build, progress)
     key = _digest([target.version, environments.name, *_input_lines()])
     directory = cache_dir() / "packages" / f"{build.suite.name}-{key}"
@@ -82,10 +91,10 @@ def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress:
         missing = [kind for kind in kinds if not (directory / f"{_COMPLETE}-{kind}").exists()]
         if missing:
             _forget_old(directory.parent, build.suite.name)
-            host.require_tools({"rpmbuild": "rpm"} if "rpm" in missing else {})
+            host.require_tools({"rpmbuild": "rpm"} if missing != ["deb"] else {})
             directory.mkdir(parents=True, exist_ok=True)
             with _temporary(directory.parent) as temporary:
-                trees = _stage(target, environments, temporary, progress)
+                trees = _stage(build, environments, temporary, progress)
                 for kind in missing:
                     progress.step(f"packing the {kind} packages of {build.suite.name}")
                     _PACKERS[kind](target, trees, temporary, directory)
@@ -156,13 +165,13 @@ def _run_in_root(build: Build, temporary: Path, output: Path, texts: Mapping[str
 # --- what each package holds
 
 
-def _stage(target: Target, environments: Path, temporary: Path, progress: Progress) -> dict[str, Path]:
+def _stage(build: Build, environments: Path, temporary: Path, progress: Progress) -> dict[str, Path]:
     """Put together the file tree of each package."""
     trees = {name: temporary / name for name in package_table()}
     for tree in trees.values():
         tree.mkdir(mode=0o755)
     _stage_shim(trees["muri-shim"])
-    _stage_spank(target, trees["muri-spank"], temporary, progress)
+    _stage_spank(build, trees["muri-spank"], temporary, progress)
     _stage_node(trees["muri-node"], environments, temporary, progress)
     _stage_controller(trees["muri-controller"], environments)
     for name, tree in trees.items():
@@ -175,25 +184,21 @@ def _stage_shim(tree: Path) -> None:
     _put(_FILES / "stand_in/muri/__init__.py", tree / LIBRARY / "stand_in/muri/__init__.py")
 
 
-def _stage_spank(target: Target, tree: Path, temporary: Path, progress: Progress) -> None:
+def _stage_spank(build: Build, tree: Path, temporary: Path, progress: Progress) -> None:
     output = temporary / "spank"
     shutil.copytree(CHECKOUT / "slurm_plugin/spank", output)
     make = ("/usr/bin/make", f"--directory={_OUT}", "--always-make", "CFLAGS=-O2", "OUT=muri_spank.so")
-    _run_in_root(target.build, temporary, output, {}, make, progress)
-    place = next(target.build.root.glob("usr/lib/*/slurm-wlm")).relative_to(target.build.root)
-    _put(output / "muri_spank.so", tree / place / "muri_spank.so")
-    _write(tree / LIBRARY / "plugstack.conf", _fragment(f"/{place}/muri_spank.so"))
+    _run_in_root(build, temporary, output, {}, make, progress)
+    plugin = LIBRARY / "muri_spank.so"  # by its whole path, as sites have Slurm's own plugins in many places
+    _put(output / plugin.name, tree / plugin)
+    text = (CHECKOUT / "etc/plugstack.conf.d/muri.conf").read_text(encoding="utf-8")
+    _write(tree / LIBRARY / "plugstack.conf", text.replace("optional muri_spank.so", f"optional /{plugin}"))
     _put_lua("cli_filter", tree)
 
 
 def _put_lua(folder: str, tree: Path) -> None:
     for source in sorted((CHECKOUT / "slurm_plugin" / folder).glob("*.lua")):
         _put(source, tree / "usr/share/muri" / folder / source.name)
-
-
-def _fragment(plugin: str) -> str:
-    text = (CHECKOUT / "etc/plugstack.conf.d/muri.conf").read_text(encoding="utf-8")
-    return text.replace("optional muri_spank.so", f"optional {plugin}")
 
 
 _COMPLETION: Final = """
@@ -208,7 +213,7 @@ main()
 
 def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progress) -> None:
     payload = tree / LIBRARY / "payload"
-    _link_environment(environments / "node", payload / "node")
+    _link_tree(environments / "node", payload / "node")
     _install_muri(payload / "lib", temporary, progress)
     for name in ("python", "activate", "deactivate"):
         _put(_FILES / name, tree / LIBRARY / name, 0o755)
@@ -233,7 +238,7 @@ def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progr
 
 def _stage_controller(tree: Path, environments: Path) -> None:
     payload = tree / LIBRARY / "payload"
-    _link_environment(environments / "controller", payload / "controller")
+    _link_tree(environments / "controller", payload / "controller")
     _put(_FILES / "muri-controller", tree / "usr/sbin/muri-controller", 0o755)
     for unit in sorted((CHECKOUT / "etc/systemd").iterdir()):
         if unit.name.startswith("muri-"):
@@ -290,7 +295,7 @@ def deb_control(target: Target, name: str, entry: Mapping[str, Any], size_kib: i
     """Return the file `control` of a .deb."""
     version = target.version_of(name)
     depends = [f"{needed} (= {target.version})" for needed in entry.get("needs", ())]
-    depends += [_filled(target, relation) for relation in entry.get("deb_depends", ())]
+    depends += [target.filled(relation) for relation in entry.get("deb_depends", ())]
     fields = {
         "Package": name,
         "Version": version,
@@ -301,7 +306,7 @@ def deb_control(target: Target, name: str, entry: Mapping[str, Any], size_kib: i
         "Recommends": ", ".join(entry.get("recommends", ())),
         "Section": "admin",
         "Priority": "optional",
-        "Description": _filled(target, entry["summary"]),
+        "Description": target.filled(entry["summary"]),
     }
     lines = [f"{key}: {value}" for key, value in fields.items() if value]
     return "\n".join([*lines, *(f" {line}" for line in entry["description"].strip().splitlines()), ""])
@@ -357,68 +362,127 @@ fi
 
 
 def _pack_rpm(target: Target, trees: Mapping[str, Path], temporary: Path, directory: Path) -> None:
-    for name, entry in package_table().items():
-        spec = temporary / f"{name}.spec"
-        tree = _rpm_tree(name, trees[name], temporary)
-        _write(spec, rpm_spec(target, name, entry, tree))
-        defines = {
-            "_topdir": str(temporary / "rpm"), "_rpmdir": str(directory),
-            "_build_name_fmt": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
-            "_buildhost": "localhost", "use_source_date_epoch_as_buildtime": "1",
-            "clamp_mtime_to_source_date_epoch": "1", "_binary_payload": "w3.gzdio", "_build_id_links": "none",
-        }  # fmt: skip
-        options = [word for key, value in defines.items() for word in ("--define", f"{key} {value}")]
-        _checked(["rpmbuild", "-bb", *options, str(spec)], f"pack {name}", {"SOURCE_DATE_EPOCH": _epoch_s()})
+    copies = "\n".join(f"cp -a '{tree}/.' '%{{buildroot}}/'" for tree in trees.values())
+    _write(temporary / "muri.spec", rpm_spec(target, trees, f"%install\n{copies}\n"))
+    _rpmbuild("-bb", temporary, {
+        "_rpmdir": str(directory), "_build_name_fmt": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
+        "_binary_payload": "w3.gzdio",
+    })  # fmt: skip
 
 
-def _rpm_tree(name: str, tree: Path, temporary: Path) -> Path:
-    """Return the tree with files where rpm systems have them."""
-    if name != "muri-spank":
-        return tree
-    changed = temporary / "rpm-tree" / name
-    shutil.copytree(tree, changed)
-    plugin = next(changed.glob("usr/lib/*/slurm-wlm/muri_spank.so"))
-    _move(plugin, changed / "usr/lib64/slurm/muri_spank.so")
-    plugin.parent.rmdir()
-    plugin.parent.parent.rmdir()
-    (changed / LIBRARY / "plugstack.conf").write_text(_fragment("/usr/lib64/slurm/muri_spank.so"), encoding="utf-8")
-    return changed
+def _rpmbuild(what: str, temporary: Path, defines: Mapping[str, str]) -> None:
+    every = {
+        "_topdir": str(temporary / "rpm"), "_buildhost": "localhost", "use_source_date_epoch_as_buildtime": "1",
+        "clamp_mtime_to_source_date_epoch": "1", **defines,
+    }  # fmt: skip
+    options = [word for key, value in every.items() for word in ("--define", f"{key} {value}")]
+    command = ["rpmbuild", what, "--nodeps", *options, str(temporary / "muri.spec")]
+    _checked(command, "pack rpm packages", {"SOURCE_DATE_EPOCH": _epoch_s()})
 
 
-def rpm_spec(target: Target, name: str, entry: Mapping[str, Any], tree: Path) -> str:
-    """Return the spec file that packs a tree as it is."""
+def _pack_srpm(target: Target, trees: Mapping[str, Path], temporary: Path, directory: Path) -> None:
+    """Pack the finished trees without the plugin and the environments, with the sources and wheels of these."""
+    name = f"muri-{target.version.partition('-')[0]}"
+    source = temporary / "sources" / name
+    for package, tree in trees.items():
+        copy = source / "trees" / package
+        _link_tree(tree, copy)
+        for built in ("payload/node", "payload/controller"):
+            shutil.rmtree(copy / LIBRARY / built, ignore_errors=True)
+        (copy / LIBRARY / "muri_spank.so").unlink(missing_ok=True)
+    for file in _files():
+        if file.startswith("slurm_plugin/spank/"):
+            _put(CHECKOUT / file, source / "spank" / Path(file).name)
+    _put(SOURCES / "build-in-root", source / "build-in-root")
+    for environment, lines in python_requirements().items():
+        _write(source / f"{environment}.txt", "".join(f"{line}\n" for line in lines))
+    platforms = [f"--platform=manylinux{tag}_{os.uname().machine}" for tag in _OLD_GLIBC]
+    pip = [str(_venv_python()), "-m", "pip", "download", "--quiet", "--quiet", "--only-binary=:all:", *platforms,
+           f"--python-version={target.python.removeprefix('python')}", "--dest", str(source / "wheels"),
+           "--requirement", str(source / "node.txt"), "--requirement", str(source / "controller.txt")]  # fmt: skip
+    _checked(pip, "download the wheels of a source rpm")
+    tar = ["tar", "--sort=name", f"--mtime=@{_epoch_s()}", "--owner=0", "--group=0", "--numeric-owner", "--gzip",
+           f"--directory={source.parent}", "--create", f"--file={source.parent}/{name}.tar.gz", name]  # fmt: skip
+    _checked(tar, "pack the sources")
+    released = replace(target, slurm="%{slurm}", next_slurm="%{next_slurm}")
+    _write(temporary / "muri.spec", _SRPM_MACROS + rpm_spec(released, trees, _srpm_steps(target.python)))
+    _rpmbuild("-bs", temporary, {"_sourcedir": str(source.parent), "_srcrpmdir": str(directory)})
+
+
+#: Wheels that Enterprise Linux 8 can use, too.
+_OLD_GLIBC = ("_2_28", "_2_27", "_2_24", "_2_17", "2014", "_2_12", "2010")
+
+_SRPM_MACROS: Final = """\
+%{!?slurm_include: %global slurm_include /usr/include}
+%global slurm_number %(grep -m1 -o '0x[0-9a-f]*' %{slurm_include}/slurm/slurm_version.h 2>/dev/null || echo 0)
+%global slurm %(n=%{slurm_number}; printf %%d.%%02d $((n >> 16)) $((n >> 8 & 255)))
+%global next_slurm %(n=%{slurm_number}; printf %%d.%%02d $((n >> 16)) $(((n >> 8 & 255) + 1)))
+"""
+
+
+def _srpm_steps(python: str) -> str:
+    return f"""\
+%prep
+%setup -q
+
+%build
+make -C spank OUT=muri_spank.so CFLAGS=-O2 WERROR= SLURM_INCLUDE=%{{slurm_include}}
+PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/wheels PYTHON=/usr/bin/{python} sh ./build-in-root $PWD/environments
+
+%install
+cp -a trees/*/. %{{buildroot}}/
+install -m 0644 spank/muri_spank.so %{{buildroot}}/{LIBRARY}/
+cp -a environments/node environments/controller %{{buildroot}}/{LIBRARY}/payload/
+for name in node controller; do
+    mv %{{buildroot}}/{LIBRARY}/payload/$name/packages.txt %{{buildroot}}/usr/share/doc/muri-$name/packages.txt
+done
+
+"""
+
+
+def rpm_spec(target: Target, trees: Mapping[str, Path], steps: str) -> str:
+    """Return the spec file of all packages, whose files are those of the trees; `steps` end in the section %install."""
+    upstream, _, revision = target.version.partition("-")
+    head = [
+        "%global __os_install_post %{nil}", "%global debug_package %{nil}", "%global _build_id_links none",
+        "Name: muri", f"Version: {upstream}", f"Release: {revision}", "License: Apache-2.0", "Summary: Muri",
+        *(["Source0: muri-%{version}.tar.gz", "BuildRequires: gcc make", f"BuildRequires: /usr/bin/{target.python}",
+           "BuildRequires: %{slurm_include}/slurm/spank.h"] if "%build" in steps else []),
+        "", "%description", "Muri's packages.", "",
+    ]  # fmt: skip
+    packages = [_rpm_package(target, name, entry, trees[name]) for name, entry in package_table().items()]
+    return "\n".join(head) + "".join(packages) + f"\n{steps}"
+
+
+def _rpm_package(target: Target, name: str, entry: Mapping[str, Any], tree: Path) -> str:
     upstream, _, revision = target.version_of(name).partition("-")
-    tags = [
-        f"Name: {name}", f"Version: {upstream}", f"Release: {revision}", "License: Apache-2.0",
-        f"Summary: {_filled(target, entry['summary'])}", "AutoReqProv: no",
+    lines = [
+        f"\n%package -n {name}", f"Version: {upstream}", f"Release: {revision}",
+        f"Summary: {target.filled(entry['summary'])}", "AutoReqProv: no",
         *(["BuildArch: noarch"] if not entry.get("native") else []),
         *(f"Requires: {needed} = {target.version}" for needed in entry.get("needs", ())),
-        *(f"Requires: {_filled(target, relation)}" for relation in entry.get("rpm_requires", ())),
+        *(f"Requires: {target.filled(relation)}" for relation in entry.get("rpm_requires", ())),
+        *(f"Conflicts: {target.filled(relation)}" for relation in entry.get("rpm_conflicts", ())),
     ]  # fmt: skip
-    conffiles = set(entry.get("conffiles", ()))
-    listed = "\n".join(_rpm_entries(tree, conffiles))
-    head = "%global __os_install_post %{nil}\n%global debug_package %{nil}\n"
-    return (
-        head + "\n".join(tags) + f"\n\n%description\n{entry['description'].strip()}\n\n"
-        f"%install\ncp -a '{tree}/.' '%{{buildroot}}/'\n\n{rpm_scripts(target, name)}"
-        f"%files\n%defattr(-,root,root,-)\n{listed}\n"
-    )
+    listed = _rpm_entries(tree, entry.get("conffiles", ()))
+    return "\n".join([*lines, f"\n%description -n {name}", entry["description"].strip(), "", rpm_scripts(target, name),
+                      f"%files -n {name}", "%defattr(-,root,root,-)", *listed, ""])  # fmt: skip
 
 
 def rpm_scripts(target: Target, name: str) -> str:
     """Return an .rpm's scripts of installation and removal, as sections of the spec file."""
     if name == "muri-shim":
-        return f'%preun\n[ "$1" != 0 ] || rm -rf /{LIBRARY}/stand_in/muri/__pycache__\n\n'
+        return f'%preun -n {name}\n[ "$1" != 0 ] || rm -rf /{LIBRARY}/stand_in/muri/__pycache__\n\n'
     parts = _PARTS.get(name)
     if not parts:
         return ""
     refuse = _REFUSE_RPM_DOWNGRADE.format(name=name, part=parts.split()[0], version=target.version)
     # In %post the files of the version before would still be there: rpm deletes them later than dpkg.
     return (
-        f"%pre -p <lua>\n{refuse}\n"
-        f"%posttrans\n/{LIBRARY}/activate {parts} {target.version}\n{_RELOAD}{_MADE[name]}\n"
-        f'%preun\n[ "$1" = 0 ] || exit 0\n{_STOPS[name]}/{LIBRARY}/deactivate {parts}\n\n'
-        f"%postun\n{_RELOAD}\n"
+        f"%pre -n {name} -p <lua>\n{refuse}\n"
+        f"%posttrans -n {name}\n/{LIBRARY}/activate {parts} {target.version}\n{_RELOAD}{_MADE[name]}\n"
+        f'%preun -n {name}\n[ "$1" = 0 ] || exit 0\n{_STOPS[name]}/{LIBRARY}/deactivate {parts}\n\n'
+        f"%postun -n {name}\n{_RELOAD}\n"
     )
 
 
@@ -451,7 +515,7 @@ def _rpm_entries(tree: Path, conffiles: Iterable[str]) -> Iterator[str]:
         yield f'{"%config(noreplace) " if name in conffiles else ""}"{name}"'
 
 
-_PACKERS = {"deb": _pack_deb, "rpm": _pack_rpm}
+_PACKERS = {"deb": _pack_deb, "rpm": _pack_rpm, "srpm": _pack_srpm}
 
 
 # --- facts
@@ -475,18 +539,6 @@ def python_requirements() -> dict[str, list[str]]:
 def _project() -> dict[str, Any]:
     project: dict[str, Any] = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return project
-
-
-def _filled(target: Target, text: str) -> str:
-    python = f"python{'.'.join(_python_of(target.build).split('.')[:2])}"
-    year, month = target.slurm
-    return text.format(version=target.version, python=python, slurm=f"{year}.{month:02}",
-                       next_slurm=f"{year}.{month + 1:02}")  # fmt: skip
-
-
-def _python_of(build: Build) -> str:
-    """The version of the suite's own Python."""
-    return (build.root / "usr/bin/python3").readlink().name.removeprefix("python")
 
 
 def _architecture() -> str:
@@ -550,15 +602,6 @@ def _put(source: Path, target: Path, mode: int = 0o644) -> None:
     target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     target.chmod(mode)
-
-
-def _link_environment(source: Path, target: Path) -> None:
-    """The same for a Python environment, without the line that says where it was made."""
-    _link_tree(source, target)
-    settings = target / "pyvenv.cfg"
-    lines = settings.read_text(encoding="utf-8").splitlines(keepends=True)
-    settings.unlink()
-    _write(settings, "".join(line for line in lines if not line.startswith("command = ")))
 
 
 def _link_tree(source: Path, target: Path) -> None:

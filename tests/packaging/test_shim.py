@@ -11,8 +11,6 @@ import pytest
 
 import muri
 from muri.launcher.run.command import run
-from sandbox.builds import Build
-from sandbox.cluster import SUITES
 from sandbox.packages import Target, deb_control, maintainer_scripts, package_table, python_requirements
 
 ROOT = Path(__file__).parents[2]
@@ -99,13 +97,8 @@ def test_the_nodes_package_needs_what_the_project_has():
 
 
 @pytest.fixture
-def target(tmp_path):
-    root = tmp_path / "root"
-    (root / "usr/bin").mkdir(parents=True)
-    (root / "usr/bin/python3").symlink_to("python3.13")
-    (root / "var/lib/dpkg").mkdir(parents=True)
-    (root / "var/lib/dpkg/status").write_text("Package: slurmctld\nStatus: ok\nVersion: 24.11.5-4\n")
-    return Target(Build(SUITES["trixie"], tmp_path), "0.2.0-1")
+def target():
+    return Target("0.2.0-1", "python3.13", "24.11", "24.12")
 
 
 def test_the_plugin_names_the_release_that_it_was_compiled_for(target):

@@ -15,8 +15,9 @@ from sandboxes import start
 
 from sandbox import daemons, instance, packages
 from sandbox.builds import ensure_rootfs
-from sandbox.cluster import SUITES, Shape
+from sandbox.cluster import Shape
 from sandbox.driver import Driver
+from sandbox.source import suite_named
 from sandbox.support import CHECKOUT, Progress, cache_dir
 
 SHAPE = Shape(nodes=2, site=True, accounting=True, bare=True)
@@ -49,13 +50,27 @@ def users_python() -> Path:
 @contextmanager
 def bare_site(suite: str, shape: Shape = SHAPE) -> Iterator[Driver]:
     """Start a sandbox that has nothing of Muri."""
-    yield from start(suite, shape, f"install-{suite}")
+    yield from start(suite, shape, f"install-{suite.replace('.', '')}")
 
 
 def built(suite: str, revision: int = 1, kind: str = "deb") -> Path:
     """The packages of a suite."""
     progress = Progress()
-    return packages.ensure_packages(ensure_rootfs(SUITES[suite], progress), (kind,), revision, progress)
+    return packages.ensure_packages(ensure_rootfs(suite_named(suite), progress), (kind,), revision, progress)
+
+
+def name_slurm(site: Driver) -> None:
+    """Give a Slurm that no package brought the name that SchedMD's own packages have."""
+    control = f"""Package: slurm-smd-client
+Version: {site.instance.slurm_version}-1
+Architecture: all
+Maintainer: Test <test@localhost>
+Description: stands in
+"""
+    for host in site.instance.host_names:
+        site.write("/root/slurm/DEBIAN/control", control, user="root", on=host)
+        command = "dpkg-deb -b slurm && dpkg -i slurm.deb && rm -r slurm slurm.deb"
+        site.run("sh", "-ec", f"cd /root && {command}", user="root", on=host)
 
 
 def hosts_of(site: Driver, where: tuple[str, ...]) -> list[str]:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(900)]
 
 #: On a system made of rpm packages these belong to others.
 OF_OTHERS = (
-    "/usr/lib64/slurm", "/usr/share/fish/vendor_completions.d", "/usr/share/man/man1", "/usr/share/man/man8",
+    "/usr/share/fish/vendor_completions.d", "/usr/share/man/man1", "/usr/share/man/man8",
 )  # fmt: skip
 
 
