@@ -33,9 +33,6 @@ from muri.slurm_plugin.records.limits import GpuRemoval, Place
 #: The oldest Slurm that Muri was tried with.
 _OLDEST = (22, 5)
 
-#: The first Slurm whose squeue lists the names of its fields.
-_LISTS_FIELDS = (23, 11)
-
 _SHOW_JOB = ["scontrol", "--all", "--oneliner", "show", "job"]
 
 _LEAST_CPUS: Final = "MinCPUsNode"
@@ -79,9 +76,12 @@ class CommandGateway:
     @cached_property
     def _queue(self) -> QueueReader:
         """The reader of the queue, which `muri drain` does not need."""
-        listed = ""
-        if release_of(self.slurm_version) >= _LISTS_FIELDS:
+        try:
             listed = self._commands.run("list squeue's fields", ["squeue", "--helpFormat"])
+        except GatewayError as error:
+            if "unrecognized option" not in str(error):  # Slurm 23.11 and older do not know it
+                raise
+            listed = ""
         return QueueReader(self._commands, known_fields(listed), DetailsReader(self.show_job))
 
     def show_job(self, job_id: int) -> bytearray:

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from muri.slurm_plugin.gateway.base import NoSuchJobError
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.gateway.squeue import FieldReader, job_of
 from muri.slurm_plugin.gateway.text_fields import details_of
 from muri.slurm_plugin.records.cluster import Job
@@ -63,6 +63,8 @@ class RecordedCommands:
     def run(self, action: str, arguments: Sequence[str]) -> str:
         self.asked.append(list(arguments))
         if "--helpFormat" in arguments:
+            if "SLURM_VERSION = 22" in self.texts["config"]:  # 23.11 has no such option, either
+                raise GatewayError("cannot list squeue's fields: squeue: unrecognized option '--helpFormat'")
             return " ".join(self.fields)
         if arguments[0] == "squeue":  # the ids alone
             return "\n".join(each["JobID"] for each in self.rows)

@@ -80,6 +80,11 @@ def test_a_squeue_that_is_too_slow_for_every_job_is_no_empty_queue() -> None:
         reader(FailingCommands(set(range(1, 101)), CommandTimeoutError("too slow"))).read(0.0)
 
 
+def test_a_squeue_that_does_not_list_its_fields_is_asked_for_what_every_release_has() -> None:
+    commands = RecordedCommands("22.05.8")
+    assert len(CommandGateway(commands).queue().jobs) == len(commands.rows)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("field", "shown_id"), [("UserID", 4), ("JobID", 0)])
 def test_a_broken_record_costs_itself(field: str, shown_id: int) -> None:
     commands = RecordedCommands("26.05.5")
