@@ -97,7 +97,9 @@ def close_gate(gateway: JobGateway, job: ManagedJob, change: JobChange = _NOTHIN
     A running job cannot be held: with Muri's own hold as its gate, a later hold is not Muri's.
     """
     if job.gate == "license":
-        gateway.modify(job.job_id, replace(change, licenses=with_gate(job.licenses)))
+        # Slurm 25.05 to 25.11.6 forget the licenses of a requeued job, until they change: once it is back, they do.
+        count = 1 if job.state is JobState.PENDING else 2
+        gateway.modify(job.job_id, replace(change, licenses=with_gate(job.licenses, count)))
         return
     # A hold of a user or administrator must not look like Muri's; once it is released, Slurm decides about the job.
     is_open = job.held_by_others or job.state is JobState.RUNNING

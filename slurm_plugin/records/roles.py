@@ -47,9 +47,9 @@ def without_gate(licenses: str) -> str:
     return ",".join(each for each in _each(licenses) if _name(each) != GATE_LICENSE)
 
 
-def with_gate(licenses: str) -> str:
+def with_gate(licenses: str, count: int = 1) -> str:
     """Return the user's licenses and Muri's."""
-    return ",".join(filter(None, (without_gate(licenses), f"{GATE_LICENSE}:1")))
+    return ",".join(filter(None, (without_gate(licenses), f"{GATE_LICENSE}:{count}")))
 
 
 def is_behind_license(job: Job) -> bool:

@@ -207,8 +207,10 @@ def test_lease_keeps_jobs_waiting_and_ends(inside: GatewayInside) -> None:
     inside.modify(job_id, JobChange(licenses="matlab:1", admin_comment="x"))
     driver.wait_state(job_id, "RUNNING")
     assert inside.job(job_id).licenses == "matlab:1"
-    inside.modify(job_id, JobChange(licenses=f"matlab:1,{GATE_LICENSE}:1"))
+    inside.modify(job_id, JobChange(licenses=f"matlab:1,{GATE_LICENSE}:2"))
     inside.call(("requeue", job_id), ("requeue", job_id))
+    driver.wait_state(job_id, "PENDING")
+    inside.modify(job_id, JobChange(licenses=f"matlab:1,{GATE_LICENSE}:1"))
     driver.wait_until(lambda: driver.job(job_id)["Reason"] == "Licenses", "the gate again")
     job = inside.job(job_id)
     assert (job.state, job.held, job.licenses) == (JobState.PENDING, False, f"matlab:1,{GATE_LICENSE}:1")

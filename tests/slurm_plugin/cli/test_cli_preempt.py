@@ -44,7 +44,7 @@ def test_an_administrator_closes_the_license_gate_first_and_makes_no_hold(slurm)
     slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=f"{MARK} muri-gate:licence")
     CliRunner().invoke(preempt, ["1", "--yes"], catch_exceptions=False)
     assert slurm.calls == ["stopped 1 in run 0", "modify", "requeue"]
-    assert slurm.jobs[1].licenses == "muri_gate:1"
+    assert slurm.jobs[1].licenses == "muri_gate:2"  # Another request than it will have in the queue
     assert not slurm.jobs[1].held
 
 

@@ -182,6 +182,8 @@ def test_members_are_put_behind_the_gate_as_soon_as_they_have_started(make_contr
         slurm.tick()
         assert not controller.close_gates()
     assert [GATE_LICENSE in slurm.jobs[n].licenses for n in (1, 2)] == [True, True]
+    # Once they are back in the queue it has to be a change.
+    assert all(with_gate(slurm.jobs[n].licenses) != slurm.jobs[n].licenses for n in (1, 2))
     assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
 
 
