@@ -154,6 +154,13 @@ static void forget_member(void)
 		unsetenv(MURI_PILOT_VARIABLE);
 	for (size_t i = 0; getenv(MURI_PILOT_VARIABLE) && i < sizeof(counted_by_gpu) / sizeof(counted_by_gpu[0]); i++)
 		unsetenv(counted_by_gpu[i]);
+
+	/* Where Muri gave a job other CPUs, Slurm up to 25.05 leaves their old number here, and srun refuses to choose. */
+	const char *cpus = getenv("SLURM_CPUS_PER_TASK"), *old = getenv("SLURM_TRES_PER_TASK");
+
+	if (is_step && getenv(MURI_JOB_VARIABLE) && cpus && old && strncmp(old, "cpu", 3) == 0 && old[3] &&
+	    !strchr(old, ',') && strcmp(old + 4, cpus) != 0)
+		unsetenv("SLURM_TRES_PER_TASK");
 }
 
 static int client_init(spank_t spank)
