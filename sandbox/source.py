@@ -19,6 +19,8 @@ SOURCE_PREFIX: Final = "source-"
 """Of the name of a suite whose Slurm was built from source, before its version."""
 
 _CGROUPS_CAN_BE_DISABLED: Final = [24, 5]
+#: Before it clients wait for ever where several slurmds share the socket of auth/slurm.
+_SHARES_ITS_SOCKET: Final = [24, 11]
 
 #: Inside the build's own root.
 _TREE, _OUTPUT, _SCRIPT = "/tmp/slurm", "/tmp/installed", "/tmp/build-slurm"
@@ -113,6 +115,8 @@ def ensure_built(tree: Tree, progress: Progress) -> Suite:
 
 def _suite(directory: str) -> Suite:
     suite = replace(SOURCE_BASE, name=directory.rpartition("-")[0], built=directory)
+    if _order(suite) < _SHARES_ITS_SOCKET:
+        suite = replace(suite, auth="munge")
     return suite if _order(suite) >= _CGROUPS_CAN_BE_DISABLED else replace(suite, cgroup_conf="")
 
 

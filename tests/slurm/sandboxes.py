@@ -40,6 +40,12 @@ ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "
 
 #: The Slurm that stands in for the newest one of Debian, such as source-25.11; then no other release is tried.
 INSTEAD = os.environ.get("MURI_SUITE", "")
+#: Why it has no pyslurm; "" where it has one.
+NO_PYSLURM = lifecycle.build(suite_named(INSTEAD), Progress())[1].reason if INSTEAD else ""
+#: The gateway that Muri chooses there. Where that is pyslurm, most tests of the other one are thorough.
+GATEWAY = "command" if NO_PYSLURM else "pyslurm"
+SECOND_GATEWAY = [] if NO_PYSLURM else [pytest.mark.thorough]
+needs_pyslurm = pytest.mark.skipif(bool(NO_PYSLURM), reason=NO_PYSLURM)
 
 _RUNNING: set[str] = set()
 
@@ -49,9 +55,8 @@ OLDER_RELEASE = re.compile(r"trixie|bookworm|24\.11|22\.05|\b(old|middle)_\w*san
 OF_PACKAGES = re.compile(r"test_(install|package)_")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folders = {ROOT / "tests" / "slurm", ROOT / "lab" / "tests" / "slurm"}
-    left_out: list[pytest.Item] = []
     for item in items:
         if folders & set(item.path.parents):
             item.add_marker(pytest.mark.slurm)
@@ -59,12 +64,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if elsewhere:
                 item.add_marker(pytest.mark.thorough)
             if elsewhere and INSTEAD and INSTEAD not in _needs(item):
-                left_out.append(item)
+                item.add_marker(pytest.mark.skip(reason=f"it tries other releases than {INSTEAD}"))
+            if "pyslurm" in " ".join(_needs(item)):
+                item.add_marker(needs_pyslurm)
             if item.get_closest_marker("timeout") is None:
                 # The first sandbox of a machine takes minutes to build.
                 item.add_marker(pytest.mark.timeout(900))
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
 
 
 def _needs(item: pytest.Item) -> list[str]:

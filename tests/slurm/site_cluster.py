@@ -21,8 +21,9 @@ while not os.path.exists("/home/alice/go"):
             time.sleep(0.07 if stage == sys.argv[1] else 0.01)
 """
 
+#: Slurm 25.05 starts scripts with SIGCHLD blocked, where `wait` of Debian's sh never ends.
 UNTIL_GO_SH = """\
-#!/bin/sh
+#!/bin/bash
 trap 'touch /home/alice/usr1.$SLURM_JOB_ID' USR1
 muri run /home/alice/until_go.py "$1" &
 training=$!

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from gateway_inside import ALICE, GatewayInside, RefusedError, by_commands, new_job
 from muri_cluster import MuriCluster
+from sandboxes import needs_pyslurm
 from slurm_cases import REMOVED
 
 from muri.slurm_plugin.records.cluster import JobChange, JobState
@@ -178,6 +179,7 @@ def test_unreachable_slurmctld_is_said_to_be_so(inside: GatewayInside) -> None:
     assert "slurmctld" in caught.value.text
 
 
+@needs_pyslurm
 def test_both_gateways_see_the_same(sandbox: Driver) -> None:
     sandbox.cancel_all()
     running = sandbox.submit("--gres=gpu:1", "--wrap=sleep 600")

@@ -310,8 +310,11 @@ def test_with_devices_constrained_by_cgroups_v2_too(site: Driver) -> None:
     compare(MuriCluster(site), {name: CASES[name] for name in OF_DEVICES})
 
 
-#: How a site gives each job a /tmp of its own.
-TMPFS = {"forky": "NamespaceType=namespace/tmpfs", "trixie": "JobContainerType=job_container/tmpfs"}
+#: How a site gives each job a /tmp of its own: the parameter is named as the plugin that this Slurm has.
+TMPFS = """\
+set -- $(find /usr/lib -name namespace_tmpfs.so)
+[ $# = 0 ] && echo JobContainerType=job_container/tmpfs || echo NamespaceType=namespace/tmpfs
+"""
 
 #: Linux 6.18 numbers namespaces by CPU and keeps only those with a higher number than the keeper's: a node's slurmd
 #: has to make them all on a CPU where that holds.
@@ -349,7 +352,7 @@ def test_on_a_site_whose_jobs_have_a_tmp_of_their_own(site: Driver) -> None:
     with ExitStack() as stack:
         stack.callback(reconfigure, own)
         stack.callback(site.cancel_all)
-        reconfigure(f"{own}{TMPFS[site.instance.suite]}\nPrologFlags=Contain\n")
+        reconfigure(f"{own}{site.run('sh', '-c', TMPFS).stdout}PrologFlags=Contain\n")
         for node in nodes:
             site.run("sh", "-c", KEEP_NAMESPACES, "sh", node, user="root", on=node)
         compare(MuriCluster(site), PRIVATE_TMP)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from polling import until
-from sandboxes import start
+from sandboxes import NO_PYSLURM, start
 
 from sandbox import daemons, instance, lifecycle, namespace
 from sandbox.cluster import SUITES, Shape
@@ -119,9 +119,10 @@ def test_a_wait_in_vain_names_the_nodes_their_states_and_reasons(cluster: Driver
 
 
 def test_build_says_what_is_there(sandbox: Driver) -> None:
-    done = cli("build", "--suite", "forky")
+    done = cli("build", "--suite", sandbox.instance.suite)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"forky: Slurm {sandbox.instance.slurm_version}, with pyslurm.\n"
+    pyslurm = f"without pyslurm: {NO_PYSLURM}" if NO_PYSLURM else "with pyslurm"
+    assert done.stdout == f"{sandbox.instance.suite}: Slurm {sandbox.instance.slurm_version}, {pyslurm}.\n"
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -18,6 +18,7 @@ from accounting_records import (
     records,
 )
 from muri_cluster import STAGES
+from sandboxes import GATEWAY, SECOND_GATEWAY
 from site_cluster import SiteCluster
 
 from muri.slurm_plugin.planning.site_limits import SiteRoom
@@ -26,7 +27,7 @@ from muri.slurm_plugin.records.limits import Association, Tres, is_limit_reason,
 from muri.slurm_plugin.records.roles import View, view_of
 from sandbox.driver import CommandError, Driver
 
-both_gateways = pytest.mark.parametrize("gateway", ["pyslurm", pytest.param("command", marks=pytest.mark.thorough)])
+both_gateways = pytest.mark.parametrize("gateway", ["pyslurm", pytest.param("command", marks=SECOND_GATEWAY)])
 
 TWO_DAYS_MIN = 2 * 24 * 60
 
@@ -263,7 +264,7 @@ def test_jobs_of_a_killed_controller_start_when_the_lease_ends(site: SiteCluster
     driver.run("scancel", str(one_gpu), user="bob")
 
 
-@pytest.mark.parametrize("gateway", ["pyslurm"])
+@pytest.mark.parametrize("gateway", [GATEWAY])
 def test_every_gpu_second_is_billed_to_the_account_and_qos_of_who_asked_for_it(site: SiteCluster) -> None:
     """Groups of two accounts and two QOS, jobs alone, one requeued, and members whose pilot job was cancelled."""
     driver = site.driver

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import slurm_cases
 from gateway_inside import EVERY_GATEWAY, GatewayInside, RefusedError
+from sandboxes import SECOND_GATEWAY
 
 from muri.slurm_plugin.gateway import base
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node, task_numbers
@@ -112,7 +113,7 @@ OF_GROUPS = {
 def combinations() -> Iterator[object]:
     for gateway, case in itertools.product(EVERY_GATEWAY, slurm_cases.CASES):
         if gateway != "command-22.05" or case not in OF_GROUPS:
-            marks = [pytest.mark.thorough] if gateway == "command-26.05" and case in SLURMS_OWN else []
+            marks = SECOND_GATEWAY if gateway == "command-26.05" and case in SLURMS_OWN else []
             yield pytest.param(gateway, case, marks=marks, id=f"{gateway}-{case.__name__.replace('_', '-')}")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from muri_cluster import DRY_RUNS, MuriCluster, slow_in
+from sandboxes import GATEWAY
 from test_end_to_end import KILL
 
 from muri.profiler.records import ProfileKey
@@ -119,7 +120,7 @@ class Site(MuriCluster):
         return self.cycles_until_ended(*jobs)
 
 
-@pytest.fixture(params=["forky-pyslurm", "bookworm-command"])
+@pytest.fixture(params=[f"forky-{GATEWAY}", "bookworm-command"])
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     suite, _, gateway = request.param.partition("-")
     driver: Driver = request.getfixturevalue("sandbox" if suite == "forky" else "old_sandbox")
@@ -171,7 +172,7 @@ def test_a_start_that_was_cut_off_is_undone_to_the_letter(site: Site) -> None:
 
 
 def test_a_controller_killed_between_change_and_start_loses_nothing(cluster: Driver) -> None:
-    site = Site(cluster, "pyslurm")
+    site = Site(cluster, GATEWAY)
     job = site.submit_model("hungry", "-c", "4", "--mem-per-cpu=500")
     site.python(KILL, "3", "before", check=False)
     left = cluster.job(job)
@@ -206,7 +207,7 @@ def arrive(site: Site, model: str, text: str, *options: str) -> tuple[int, dict[
 
 
 def test_a_new_models_cpus_are_measured_on_arrival(one_gpu: Driver) -> None:
-    site = Site(one_gpu, "pyslurm")
+    site = Site(one_gpu, GATEWAY)
     job, body = arrive(site, "fresh", FRESH_PY)
     rates = {point["cpus"]: point["throughput"] for point in body["points"]}
     assert min(rates) == 1 and max(rates) >= 2, rates
@@ -219,7 +220,7 @@ def test_a_new_models_cpus_are_measured_on_arrival(one_gpu: Driver) -> None:
 
 
 def test_a_new_models_dataset_is_measured_on_arrival_and_gets_memory(one_gpu: Driver) -> None:
-    site = Site(one_gpu, "pyslurm")
+    site = Site(one_gpu, GATEWAY)
     job, body = arrive(site, "stored", STORED_PY, "--mem=300")
     dataset = body["dataset"]
     assert dataset["dataset_gib"] == pytest.approx(8000 / 2**14, rel=0.01)
