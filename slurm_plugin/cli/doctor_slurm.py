@@ -76,6 +76,19 @@ _SHARING: Final = "shared CPUs"
 _ON_NODES: Final = "SPANK on nodes"
 _MARK: Final = "--muri=model=muri-doctor"
 _MEMBERS: Final = 2
+_KILLS_USER: Final = re.compile(
+    r"^[^#\n]*\b(?:(?:pkill|killall|skill)\b[^#\n]*\s(?:-[a-z0-9]*[uU]\b|--e?uid|--user)|"
+    r"loginctl\s+(?:kill|terminate)-user|kill\b[^#\n]*\b(?:pgrep|ps)\b[^#\n]*\s-[a-z]*[uU]\b)",
+    re.MULTILINE,
+)
+_KILLS_ON_GPUS: Final = re.compile(
+    r"^[^#\n]*\b(?:fuser\b[^#\n]*\s-\w*k[^#\n]*nvidia|"
+    r"(?:nvidia-smi\b[^#\n]*(?:pmon|compute-apps|xargs)|lsof\b[^#\n]*nvidia)(?s:.*)\bkill\b)",
+    re.MULTILINE,
+)
+_EXCLUSIVE: Final = re.compile(
+    r"^[^#\n]*\bnvidia-smi\b[^#\n]*\s(?:-c|--compute-mode)[ =]*(?!0|DEFAULT)\w", re.MULTILINE
+)
 
 
 class Level(StrEnum):
@@ -219,6 +232,7 @@ def examine_settings(config: Config, commands: SlurmCommands) -> Iterator[Findin
             changed_s = max(path.stat().st_ctime for path in files)
             yield from judge_slurmds(commands.run("read the nodes", [*_SHOW, "node"]), changed_s)
     yield from judge_job_files(settings)
+    yield from judge_prologs(settings, site_scripts(settings, "Prolog"), site_scripts(settings, "Epilog"))
 
 
 def judge_events(config: Config, settings: Mapping[str, str], host: str, *, is_watched: bool) -> Finding:
@@ -355,6 +369,47 @@ def judge_job_files(settings: Mapping[str, str]) -> Iterator[Finding]:
             remedy = "name other nodes than those of Muri in job_container.conf; see docs/sharing.md"
             yield warning("job files", text, remedy)
             return
+
+
+def site_scripts(settings: Mapping[str, str], kind: str) -> dict[Path, str]:
+    """Return the texts of the site's prologs or epilogs on this machine, and of files beside them that they name."""
+    folder = Path(settings.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
+    patterns = [value for key, value in settings.items() if key.partition("[")[0] == kind and value != "(null)"]
+    texts: dict[Path, str] = {}
+    todo = [path for each in patterns for path in sorted(Path("/").glob(str(folder / each).lstrip("/")))]
+    for path in todo:  # which grows
+        if path in texts or not path.is_relative_to(todo[0].parent):
+            continue
+        with suppress(OSError):
+            if path.is_dir():
+                todo += sorted(path.iterdir())
+                continue
+            texts[path] = path.read_text(encoding="utf-8", errors="replace")
+            todo += map(Path, re.findall(r"/[\w./-]+", texts[path]))
+    return texts
+
+
+def judge_prologs(
+    settings: Mapping[str, str], prologs: Mapping[Path, str], epilogs: Mapping[Path, str]
+) -> Iterator[Finding]:
+    """Judge what the site does before and after each job: at a member's end its partners go on."""
+    name = "prolog, epilog"
+    if "RunInJob" in settings.get("PrologFlags", "").split(","):
+        text = "with PrologFlags=RunInJob Slurm runs no SPANK prolog, so members of groups go back to the queue"
+        yield problem(name, text, "PrologFlags=Contain")
+    asks = any("squeue" in text for text in epilogs.values())
+    for path, text in epilogs.items():
+        if _KILLS_USER.search(text) and not asks:
+            said = f"{path} kills a user's processes: at a member's end its partners', which fail"
+            remedy = 'before it: squeue -h -t running -u "$SLURM_JOB_USER" -w "$SLURMD_NODENAME" | grep -q . && exit 0'
+            yield warning(name, said, remedy)
+        if _KILLS_ON_GPUS.search(text) and "SLURM_JOB_GPUS" not in text:
+            said = f"{path} kills what uses GPUs: at a member's end its partners, which fail"
+            yield warning(name, said, '[ -n "$SLURM_JOB_GPUS" ] || exit 0 before it: members hold no GPUs')
+    for path, text in prologs.items():
+        if _EXCLUSIVE.search(text):
+            said = f"{path} lets one process use a GPU: of each group one member trains, the others go back"
+            yield warning(name, said, "nvidia-smi --compute-mode=DEFAULT on the nodes that Muri serves")
 
 
 def examine_submission(commands: SlurmCommands) -> Iterator[Finding]:

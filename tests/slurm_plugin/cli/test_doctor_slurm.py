@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fake_slurm import FakeSlurm, make_job, make_node
@@ -21,12 +22,14 @@ from muri.slurm_plugin.cli.doctor_slurm import (
     judge_gate,
     judge_job_files,
     judge_job_submit,
+    judge_prologs,
     judge_removal,
     judge_select,
     judge_sharing,
     judge_slurmds,
     names_in,
     plugin_files,
+    site_scripts,
     wrong_python,
 )
 from muri.slurm_plugin.config import Allocation, Config, Pilot, Profiling
@@ -169,6 +172,55 @@ def test_jobs_with_a_tmp_of_their_own_are_named(settings, said):
     texts = [finding.text for finding in judge_job_files(settings)]
     assert len(texts) == len(said)
     assert all(words in text for words, text in zip(said, texts, strict=True))
+
+
+RUN_PARTS = """\
+num=$(squeue -h -u "$SLURM_JOB_USER" -w "$HOSTNAME" -t running | wc -l)
+for script in {0}/epilog.d/*; do "$script"; done
+"""
+ON_ALL_GPUS = """\
+for i in $(nvidia-smi pmon -c 1 | awk '{print $2}'); do
+    kill -9 "$i"
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "prolog", "epilog", "said"),
+    [
+        ("Alloc,Contain", "nvidia-smi -c DEFAULT\nnvidia-smi -pm 1\n", "# pkill -u x\npkill -QUIT -x mps\n", []),
+        ("Alloc,Contain,RunInJob", "", "", ["no SPANK prolog"]),
+        ("(null)", "", 'pkill -KILL -u "$SLURM_JOB_USER"\n', ["kills a user's processes"]),
+        ("(null)", "", "killall -9 --user $SLURM_JOB_USER\n", ["kills a user's processes"]),
+        ("(null)", "", "kill -9 $(pgrep -u $SLURM_JOB_UID)\n", ["kills a user's processes"]),
+        ("(null)", "", "loginctl terminate-user $SLURM_JOB_USER\n", ["kills a user's processes"]),
+        ("(null)", "", "squeue -u x | grep -q . || pkill -u x\n", []),
+        ("(null)", "", ON_ALL_GPUS, ["kills what uses GPUs"]),
+        ("(null)", "", "nvidia-smi --query-compute-apps=pid --format=csv,noheader | xargs kill\n", ["kills what uses"]),
+        ("(null)", "", "fuser -k /dev/nvidia[0-9]*\n", ["kills what uses GPUs"]),
+        ("(null)", "", '[ -n "$SLURM_JOB_GPUS" ] || exit 0\n' + ON_ALL_GPUS, []),
+        ("(null)", 'nvidia-smi -i "$g" -c EXCLUSIVE_PROCESS\n', "", ["lets one process use a GPU"]),
+        ("(null)", "nvidia-smi --compute-mode=3\n", "", ["lets one process use a GPU"]),
+    ],
+)
+def test_what_a_site_does_around_jobs_is_named_where_it_harms_partners(flags, prolog, epilog, said):
+    found = [*judge_prologs({"PrologFlags": flags}, {Path("/p"): prolog}, {Path("/e"): epilog})]
+    assert len(found) == len(said)
+    assert all(words in finding.text and finding.remedy for finding, words in zip(found, said, strict=True))
+
+
+@pytest.mark.parametrize(("key", "named"), [("Epilog", "{0}/epilog.sh"), ("Epilog[0]", "epilog.*h")])
+def test_an_epilog_is_read_with_the_files_that_it_names(tmp_path, key, named):
+    (tmp_path / "epilog.d").mkdir()
+    (tmp_path / "epilog.sh").write_text(f"{tmp_path}/run-parts {tmp_path}/epilog.d /bin/sh {tmp_path}/nosuch\n")
+    (tmp_path / "run-parts").write_text(RUN_PARTS.replace("{0}", str(tmp_path)))
+    (tmp_path / "epilog.d/40-user").write_text("killall -9 -u $SLURM_JOB_USER\n")
+    (tmp_path / "epilog.d/50-gpu").write_text(ON_ALL_GPUS)
+    settings = {"SLURM_CONF": f"{tmp_path}/slurm.conf", key: named.format(tmp_path), "EpilogMsgTime": "2000 usec"}
+    texts = site_scripts(settings, "Epilog")
+    assert {path.name for path in texts} == {"epilog.sh", "run-parts", "40-user", "50-gpu"}
+    (found,) = judge_prologs(settings, site_scripts(settings, "Prolog"), texts)
+    assert "50-gpu kills what uses GPUs" in found.text
 
 
 @pytest.mark.parametrize(
