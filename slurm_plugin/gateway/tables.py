@@ -103,7 +103,7 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         cpu_count=cpu_count,
         cpus_allocated=cpus_allocated,
         gpu_count=text_fields.gpu_total(configured),
-        gpus_allocated=text_fields.gpu_total(text_fields.gres_counts(fields.get("GresUsed", ""))),
+        gpus_allocated=gpus_taken(fields.get("GresUsed", "")),
         gpu_type=text_fields.gpu_type(configured),
         mem_mib=max(mem_mib - int(fields.get("MemSpecLimit", 0)), 0) if mem_mib > 1 else 0,
         mem_allocated_mib=int(fields.get("AllocMem", 0)),
@@ -132,6 +132,13 @@ _SPAN: Final = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 
 Held = tuple[str, tuple[int, ...]]
 """A folded host list, and Slurm's indices of the GPUs that a job has on each of these nodes."""
+
+
+def gpus_taken(gres_used: str) -> int:
+    """Count the GPUs that no job can get whole, of a node's GresUsed such as "gpu:1(IDX:1),shard:2(2/4,-/4)"."""
+    whole = text_fields.gpu_total(text_fields.gres_counts(gres_used))
+    shares = re.findall(r"(?:^|,)(?:shard|mps)\b[^,()]*\(([0-9/,-]+)\)", gres_used)
+    return whole + sum(share[0] in "123456789" for listed in shares for share in listed.split(",") if share)
 
 
 def indices_in(gres_used: str) -> tuple[int, ...]:

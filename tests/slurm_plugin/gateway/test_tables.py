@@ -13,6 +13,7 @@ from muri.slurm_plugin.gateway.tables import (
     end_lease,
     extend_lease,
     gpus_by_node,
+    gpus_taken,
     held_in,
     reservations_of_table,
 )
@@ -109,6 +110,20 @@ def test_slurm_is_asked_only_where_it_matters_which_gpus_are_free(tmp_path):
     slurm.fails = True
     assert conf.with_places(slurm, (shared,)) == conf.with_islands((shared,))
     assert slurm.asked == 2
+
+
+@pytest.mark.parametrize(
+    ("gres_used", "taken"),
+    [
+        ("gpu:tesla:1(IDX:1),muri:3,shard:tesla:2(2/4,-/4)", 2),
+        ("gpu:0(IDX:N/A),shard:0(0/4,0/4)", 0),
+        ("gpu:0(IDX:N/A),mps:a100:50(0/100,50/100,10/100)", 2),
+        ("gpu:a100:2(IDX:0,3),muri:1", 2),
+        ("", 0),
+    ],
+)
+def test_a_gpu_that_a_job_has_a_share_of_is_taken(gres_used: str, taken: int) -> None:
+    assert gpus_taken(gres_used) == taken
 
 
 INVALID = GatewayError("cannot x: Requested reservation is invalid")
