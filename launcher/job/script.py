@@ -175,8 +175,10 @@ def _keep_groups(module: ModuleType) -> None:
     model._ddp_init_helper = make_reducer
 
 
+#: The last words are of a GPU whose compute mode, such as EXCLUSIVE_PROCESS, has room for one process.
 _WORDS: Final = re.compile(
-    r"(CUDA|HIP)( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory"
+    r"(CUDA|HIP)( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory|"
+    r"devices?(\(s\))? (is|are|is/are) busy or unavailable"
 )
 
 

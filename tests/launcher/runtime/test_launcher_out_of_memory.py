@@ -40,6 +40,7 @@ sys.exit({code})
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes."), True),
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCompile with"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (MemoryError("out of memory"), False),
         (ValueError("CUDA out of memory"), False),
