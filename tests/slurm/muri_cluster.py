@@ -170,9 +170,9 @@ class MuriCluster:
         lines = ("#!/bin/sh", *before, f'exec muri run /home/alice/{name}.py "$@"')
         return self.driver.write(f"{name}.sh", "\n".join(lines) + "\n")
 
-    def occupy(self, partition: str = "train", on: str = CONTROLLER) -> None:
-        """Have another user use one GPU of a partition."""
-        job = self.driver.submit("-p", partition, "--gres=gpu:1", "--wrap=exec sleep infinity", user="bob", on=on)
+    def occupy(self, partition: str = "train", on: str = CONTROLLER, gres: str = "gpu:1") -> None:
+        """Have another user use one GPU of a partition, or a share of one."""
+        job = self.driver.submit("-p", partition, f"--gres={gres}", "--wrap=exec sleep infinity", user="bob", on=on)
         self.driver.wait_state(job, "RUNNING")
 
     @contextmanager

@@ -52,13 +52,13 @@ echo prepared
 """
 
 
-def cluster_with_one_free_gpu(site: Driver) -> MuriCluster:
+def cluster_with_one_free_gpu(site: Driver, taken: str = "gpu:1") -> MuriCluster:
     muri = MuriCluster(site)
     opens = opener(site)
     site.write("train.py", TRAIN_PY.format(opens=opens))
     site.write("train.sh", TRAIN_SH.format(opens=opens))
     muri.know_profiles(gpu_type="tesla")
-    muri.occupy(on="login")
+    muri.occupy(on="login", gres=taken)
     return muri
 
 
