@@ -1,5 +1,6 @@
-"""`pip install muri` alone: what users have in an environment of their own, without Slurm and Muri's packages."""
+"""`pip install muri` alone, or a module with it: what users have without Slurm and Muri's packages."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from muri import __version__
+from sandbox import host
 from sandbox.support import CHECKOUT
 
 pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("pip-install")]
 
+LMOD = "/usr/share/lmod/lmod/libexec/lmod"
 ROOMS = ("launcher", "muri", "policies", "profiler", "simulator", "slurm_plugin")
 
 SCRIPT = """
@@ -85,3 +89,26 @@ def test_what_needs_slurm_says_so(installed: Path, command: str) -> None:
 def test_what_needs_no_slurm_works(installed: Path, command: str) -> None:
     done = muri(installed, *command.split())
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_easybuild_makes_a_module_under_which_the_users_python_runs_scripts(wheel: Path, tmp_path: Path) -> None:
+    host.require_tools({LMOD: "lmod"})
+    venv.create(tmp_path / "eb", with_pip=True)
+    subprocess.run(
+        [tmp_path / "eb/bin/pip", "install", "-q", "easybuild-framework", "easybuild-easyblocks"], check=True
+    )
+    (recipe,) = (CHECKOUT / "packaging/easybuild").glob("*.eb")
+    environment = {"PATH": f"{Path(sys.base_prefix, 'bin')}:{os.defpath}", "HOME": str(tmp_path), "LMOD_CMD": LMOD,
+                   "EB_PYTHON": str(tmp_path / "eb/bin/python")}  # fmt: skip
+    eb = [tmp_path / "eb/bin/eb", "--allow-use-as-root-and-accept-consequences", "--modules-tool=Lmod",
+          f"--prefix={tmp_path}", f"--sourcepath={wheel.parent}", recipe]  # fmt: skip
+    subprocess.run(eb, check=True, env=environment)
+
+    venv.create(tmp_path / "own")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    load = f'eval "$({LMOD} bash load Muri/{__version__})"; PATH={tmp_path}/own/bin:$PATH; muri run train.py'
+    environment["MODULEPATH"] = f"{tmp_path}/modules/all"
+    done = subprocess.run(
+        ["bash", "-c", load], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (3, f"{tmp_path}/own []\n"), done.stderr
