@@ -8,10 +8,12 @@ output is not trusted: the job that it names is looked up before root touches it
 import os
 import re
 import secrets
+import shlex
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Final
 
@@ -179,22 +181,44 @@ def submit(commands: SlurmCommands, job: NewJob) -> int:
 def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
     """Run sbatch as the user and return the id that it prints, which may be a lie."""
     action = f"submit job {job.name!r}"
-    arguments = [*become(job.uid, job.gid, os.geteuid(), action), *sbatch_arguments(job, mark)]
-    variables = "".join(f"{name}={value}\0" for name, value in (job.environment or _LEAST_ENVIRONMENT).items())
+    user, sbatch = become(job.uid, job.gid, os.geteuid(), action), sbatch_arguments(job, mark)
+    variables = job.environment or _LEAST_ENVIRONMENT
+    listed = "".join(f"{name}={value}\0" for name, value in variables.items())
     commands.calls[SUBMISSION] += 1
     # Files in memory give sbatch its input, so nothing waits for it to read.
     with (
         _asked_as_root(commands, action, "show", "config"),
         _memory_file(encoded(job.script)) as stdin,
-        _memory_file(encoded(variables)) as environment,
+        _memory_file(encoded(listed)) as environment,
+        _memory_file(encoded(_shell_exports(variables))) as exports,
     ):
         # Slurm 26.05 reads the file only together with ALL; neither version then adds the caller's variables.
-        arguments += ["--export=ALL", f"--export-file={environment}"]
-        output = _run_as_user(action, arguments, _child_ends_within_s(commands), stdin, (environment,))
+        sbatch += ["--export=ALL"]
+        arguments = [*user, *sbatch, f"--export-file={environment}"]
+        try:
+            output = _run_as_user(action, arguments, _child_ends_within_s(commands), stdin, (environment,))
+        except _ChildError as error:
+            if "--export-file" not in str(error):
+                raise
+            # Slurm 23.11 has no such option. The variables must not touch what still runs as root.
+            program = shutil.which("sbatch", path=command_environment().get("PATH")) or "sbatch"
+            become_job = ["env", "-i", "sh", "-c", f'. /dev/fd/{exports} && exec "$0" "$@"', program]
+            arguments = [*user, *become_job, *sbatch[1:]]
+            output = _run_as_user(action, arguments, _child_ends_within_s(commands), stdin, (exports,))
     match = _JOB_ID.match(output)
     if match is None:
         raise GatewayError(f"cannot {action}: sbatch printed {output[:80]!r} instead of a job id")
     return int(match[1])
+
+
+def _shell_exports(variables: Mapping[str, str]) -> str:
+    """Return lines for a shell that export a job's variables, but for those that sbatch itself would obey."""
+    conf = {name: value for name, value in command_environment().items() if name == "SLURM_CONF"}
+    return "".join(
+        f"export {name}={shlex.quote(value)}\n"
+        for name, value in {**variables, **conf}.items()
+        if re.fullmatch(r"(?!SBATCH_|SLURM_CLUSTERS)[A-Za-z_]\w*", name, re.ASCII)
+    )
 
 
 def _check_identity(commands: SlurmCommands, job_id: int, new: NewJob, mark: str, begun_s: float) -> None:

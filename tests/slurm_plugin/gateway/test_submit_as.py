@@ -78,6 +78,22 @@ def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypa
     assert release["argv"] == ["release", "17"]
 
 
+OF_2311 = """\
+if any(argument.startswith("--export-file") for argument in sys.argv):
+    sys.exit("sbatch: unrecognized option '--export-file=9'")
+"""
+
+
+def test_where_sbatch_reads_no_file_of_variables_a_shell_of_the_users_sets_them(commands: Commands) -> None:
+    commands.add("sbatch", "17;invented\n", body=OF_2311)
+    variables = {"A": "b 'c\n$(id)", "SBATCH_PARTITION": "leak", "LD_PRELOAD": "", "BASH_FUNC_x%%": "leak"}
+    assert submit(SlurmCommands(), new_job(environment=variables)) == 17
+    refused, sbatch = (call for name, call in commands.calls() if name == "sbatch")
+    assert sbatch["argv"] == refused["argv"][:-1]  # type: ignore[index]
+    assert {"A": variables["A"], "LD_PRELOAD": ""}.items() <= sbatch["env"].items()  # type: ignore[attr-defined]
+    assert "leak" not in sbatch["env"].values()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
