@@ -202,7 +202,7 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
                 raise
             # Slurm 23.11 has no such option. The variables must not touch what still runs as root.
             program = shutil.which("sbatch", path=command_environment().get("PATH")) or "sbatch"
-            become_job = ["env", "-i", "sh", "-c", f'. /dev/fd/{exports} && exec "$0" "$@"', program]
+            become_job = ["env", "-i", "sh", "-c", f'. /dev/fd/{exports}; exec "$0" "$@"', program]
             arguments = [*user, *become_job, *sbatch[1:]]
             output = _run_as_user(action, arguments, _child_ends_within_s(commands), stdin, (exports,))
     match = _JOB_ID.match(output)
@@ -212,10 +212,13 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
 
 
 def _shell_exports(variables: Mapping[str, str]) -> str:
-    """Return lines for a shell that export a job's variables, but for those that sbatch itself would obey."""
+    """Return lines for a shell that export a job's variables, but for those that sbatch itself would obey.
+
+    `command` lets the shell go on where a variable is its own, such as UID in Bash.
+    """
     conf = {name: value for name, value in command_environment().items() if name == "SLURM_CONF"}
     return "".join(
-        f"export {name}={shlex.quote(value)}\n"
+        f"command export {name}={shlex.quote(value)}\n"
         for name, value in {**variables, **conf}.items()
         if re.fullmatch(r"(?!SBATCH_|SLURM_CLUSTERS)[A-Za-z_]\w*", name, re.ASCII)
     )
