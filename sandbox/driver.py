@@ -133,6 +133,18 @@ class Driver:
             time.sleep(0.1)
         return fields
 
+    def wait_reason(self, job_id: int, reason: str) -> None:
+        """Wait until Slurm says why a job waits.
+
+        Without slurmdbd Slurm 23.11 and 24.05 say so of no job: there, until their scheduler has passed it over.
+        """
+        words = f"sched: JobId={job_id} has invalid account"
+        before = self.read(daemons.CONTROLLER_LOG).count(words)
+        self.wait_until(
+            lambda: self.job(job_id)["Reason"] == reason or self.read(daemons.CONTROLLER_LOG).count(words) > before,
+            f"the reason {reason} of job {job_id}",
+        )
+
     def cancel_all(self) -> None:
         """Cancel every job and wait until none is left in the queue."""
         cancel = "for user in alice bob root; do scancel --user $user; done"

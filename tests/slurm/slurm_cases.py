@@ -35,6 +35,9 @@ class World(Protocol):
     def wait(self, job_id: int, state: JobState) -> None:
         """Let time pass until a job is in a state."""
 
+    def wait_reason(self, job_id: int, reason: str) -> None:
+        """Let time pass until a job waits for a reason."""
+
     def until(self, reached: Callable[[], bool]) -> None:
         """Let time pass until something is so."""
 
@@ -71,7 +74,7 @@ def _running(world: World, **asked: Any) -> int:
 
 def _waiting(world: World, job_id: int, reason: str) -> Job:
     """Let time pass until a job waits for a reason."""
-    world.until(lambda: world.job(job_id).reason == reason)
+    world.wait_reason(job_id, reason)
     job = world.job(job_id)
     assert job.state is JobState.PENDING
     return job

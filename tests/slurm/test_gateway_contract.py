@@ -125,7 +125,8 @@ def test_a_node_that_shares_cpus_counts_each_cpu_once(inside: GatewayInside) -> 
         inside.driver.wait_state(job_id, "RUNNING")
     node = next(node for node in inside.snapshot().nodes if node.name == "n1")
     assert (node.cpus_allocated, node.cpu_count, node.mem_allocated_mib) == (16, 16, most * 1000)
-    inside.driver.wait_until(lambda: inside.job(jobs[most]).reason == "Resources", "one job too many")
+    inside.driver.wait_reason(jobs[most], "Resources")
+    assert inside.job(jobs[most]).state is JobState.PENDING
 
 
 def test_a_change_that_lets_cpus_be_shared_keeps_all_else(inside: GatewayInside) -> None:

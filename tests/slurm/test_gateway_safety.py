@@ -201,7 +201,7 @@ def test_lease_keeps_jobs_waiting_and_ends(inside: GatewayInside) -> None:
     now_s = inside.snapshot().taken_s
     inside.call(("extend_lease", now_s + 300.4))
     job_id = driver.submit(f"--licenses={GATE_LICENSE}:1,matlab:1", "--wrap=sleep 600")
-    driver.wait_until(lambda: driver.job(job_id)["Reason"] == "Licenses", "the gate")
+    driver.wait_reason(job_id, "Licenses")
     inside.call(("extend_lease", now_s + 600))
     assert abs(lease_end_s(inside.snapshot()) - now_s - 600) < 120
     inside.modify(job_id, JobChange(licenses="matlab:1", admin_comment="x"))
@@ -211,7 +211,7 @@ def test_lease_keeps_jobs_waiting_and_ends(inside: GatewayInside) -> None:
     inside.call(("requeue", job_id), ("requeue", job_id))
     driver.wait_state(job_id, "PENDING")
     inside.modify(job_id, JobChange(licenses=f"matlab:1,{GATE_LICENSE}:1"))
-    driver.wait_until(lambda: driver.job(job_id)["Reason"] == "Licenses", "the gate again")
+    driver.wait_reason(job_id, "Licenses")
     job = inside.job(job_id)
     assert (job.state, job.held, job.licenses) == (JobState.PENDING, False, f"matlab:1,{GATE_LICENSE}:1")
     inside.call(("end_lease",), ("end_lease",))
@@ -224,7 +224,8 @@ ALL = "muri_gate:1000000"
 
 def gated_job(driver: Driver, licenses: str, user: str) -> int:
     job = driver.submit("--output=/dev/null", f"--licenses={licenses}", "--wrap=exec sleep 600", user=user)
-    driver.wait_until(lambda: driver.job(job)["Reason"] == "Licenses", f"the gate of job {job}")
+    driver.wait_reason(job, "Licenses")
+    assert driver.job(job)["JobState"] == "PENDING"
     return job
 
 

@@ -51,6 +51,9 @@ class RealWorld:
     def wait(self, job_id: int, state: JobState) -> None:
         self._driver.wait_state(job_id, state.value)
 
+    def wait_reason(self, job_id: int, reason: str) -> None:
+        self._driver.wait_reason(job_id, reason)
+
     def until(self, reached: Callable[[], bool]) -> None:
         self._driver.wait_until(reached, "what the case waits for")
 

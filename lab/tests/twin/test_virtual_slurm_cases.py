@@ -59,6 +59,9 @@ class VirtualWorld:
             assert self.time.now_s < end_s, f"job {job_id} is {self.slurm.jobs[job_id]}"
             self.time.sleep(0.1)
 
+    def wait_reason(self, job_id: int, reason: str) -> None:
+        self.until(lambda: self.job(job_id).reason == reason)
+
     def until(self, reached: Callable[[], bool]) -> None:
         end_s = self.time.now_s + LONGEST_S
         while not reached():
