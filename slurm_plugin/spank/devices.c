@@ -593,18 +593,18 @@ static int open_directory(const char *name)
 	return open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-static bool allow(int cgroup, const char *rules)
+static bool rule(int cgroup, const char *file, const char *rules)
 {
-	char rule[64];
+	char one[64];
 
 	while (*rules) {
 		size_t length = strcspn(rules, ",");
 
-		if (length >= sizeof(rule))
+		if (length >= sizeof(one))
 			return false;
-		memcpy(rule, rules, length);
-		rule[length] = '\0';
-		if (!muri_write_word(cgroup, "devices.allow", rule))
+		memcpy(one, rules, length);
+		one[length] = '\0';
+		if (!muri_write_word(cgroup, file, one))
 			return false;
 		rules += length;
 		rules += *rules == ',';
@@ -617,16 +617,22 @@ struct reopening {
 	bool failed;
 };
 
+static bool read_mark(int cgroup, char rules[MARK_SIZE])
+{
+	ssize_t length = fgetxattr(cgroup, MARK, rules, MARK_SIZE - 1);
+
+	rules[length < 0 ? 0 : length] = '\0';
+	return length > 0;
+}
+
 static bool reopen_task(int task, void *context)
 {
+	static const char allow[] = "devices.allow";
 	struct reopening *reopening = context;
 	char rules[MARK_SIZE];
-	ssize_t length = fgetxattr(task, MARK, rules, sizeof(rules) - 1);
 
-	if (length < 0)
-		return false;	/* one without a grant, such as that of step_extern */
-	rules[length] = '\0';
-	if (!allow(reopening->job, rules) || !allow(reopening->step, rules) || !allow(task, rules))
+	if (read_mark(task, rules) &&
+	    (!rule(reopening->job, allow, rules) || !rule(reopening->step, allow, rules) || !rule(task, allow, rules)))
 		reopening->failed = true;
 	return false;
 }
@@ -636,16 +642,13 @@ static bool reopen_step(int step, void *context)
 	struct reopening *reopening = context;
 
 	reopening->step = step;
+	reopen_task(step, context);	/* step_extern has no tasks */
 	return visit(step, "task_", reopen_task, context);
 }
 
-/*
- * Version 1: open devices for a task, from the job down. A step that starts closes them for the whole job again, so
- * what earlier tasks were given is opened anew as well.
- */
-static bool open_v1(int job, int leaf, const struct muri_devices *devices, const bool *opened)
+/* Note at a cgroup what of the devices it may open: a step that starts closes them for the whole job again. */
+static bool mark(int cgroup, const struct muri_devices *devices, const bool *opened)
 {
-	struct reopening reopening = {.job = job};
 	char rules[MARK_SIZE];
 	size_t used = 0;
 
@@ -659,8 +662,14 @@ static bool open_v1(int job, int leaf, const struct muri_devices *devices, const
 		if (used >= sizeof(rules))
 			return false;
 	}
-	if (!used || fsetxattr(leaf, MARK, rules, used, 0))
-		return false;
+	return used && fsetxattr(cgroup, MARK, rules, used, 0) == 0;
+}
+
+/* Version 1: open devices for tasks, from the job down, also what earlier ones were given. */
+static bool open_v1(int job)
+{
+	struct reopening reopening = {.job = job};
+
 	visit(job, "step_", reopen_step, &reopening);
 	return !reopening.failed;
 }
@@ -713,18 +722,60 @@ static bool makes_sense(const struct probe *probe)
 	return null_is_open;
 }
 
+/* Open for a cgroup what is `opened`; with version 1 open_v1 does so. */
+static bool open_for(const struct probe *probe, int cgroup, const bool *opened)
+{
+	return probe->kind == MURI_CGROUP_V1 ? mark(cgroup, probe->devices, opened) :
+					       open_v2(cgroup, probe->devices, probe->closed, opened);
+}
+
+/* What pam_slurm_adopt puts into a job, such as a session of ssh; -1 without PrologFlags=Contain. */
+static int open_extern(int job, enum muri_cgroup_kind kind)
+{
+	return openat(job, kind == MURI_CGROUP_V1 ? "step_extern" : "step_extern/user",
+		      O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
 static bool open_probed(const struct muri_opening *opening, struct probe *probe, int job, int other_job, bool *narrowed)
 {
 	bool *opened = calloc(probe->devices->count, sizeof(*opened));
+	int adopted = open_extern(job, probe->kind);
 	bool done = false;
 
 	if (opened && probe_both(probe, other_job) && makes_sense(probe)) {
 		*narrowed = choose(opening, probe, opened);
-		done = probe->kind == MURI_CGROUP_V1 ? open_v1(job, probe->leaf, probe->devices, opened) :
-						       open_v2(probe->leaf, probe->devices, probe->closed, opened);
+		done = open_for(probe, probe->leaf, opened);
+		for (size_t i = 0; i < probe->devices->count; i++)
+			opened[i] = probe->closed[i] == PROBE_CLOSED;
+		if (done && adopted >= 0)
+			open_for(probe, adopted, opened);	/* tasks do without it */
+		done = done && (probe->kind != MURI_CGROUP_V1 || open_v1(job));
 	}
+	if (adopted >= 0)
+		close(adopted);
 	free(opened);
 	return done;
+}
+
+void muri_close_adopted(const char *job_name)
+{
+	int job = open_directory(job_name), adopted = open_extern(job, MURI_CGROUP_V1);
+	union bpf_attr place = {0};
+	char rules[MARK_SIZE];
+
+	if (adopted >= 0 && read_mark(adopted, rules))
+		rule(job, "devices.deny", rules);
+	if (adopted >= 0)
+		close(adopted);
+	adopted = open_extern(job, MURI_CGROUP_V2);
+	place.attach_type = BPF_CGROUP_DEVICE;
+	place.target_fd = (uint32_t)adopted;
+	if (adopted >= 0) {
+		bpf(BPF_PROG_DETACH, &place);	/* the job's own program decides again */
+		close(adopted);
+	}
+	if (job >= 0)
+		close(job);
 }
 
 /* Open the directory of another job beside this one. */

@@ -71,6 +71,17 @@ static size_t processes_of(const struct keeper *keeper, struct muri_grant *grant
 	return found;
 }
 
+/* New sessions of a member's user must not open its GPUs any more; the old ones are among its processes. */
+static void close_adopted(const struct keeper *keeper, struct muri_grant *grant)
+{
+	int lock = muri_node_lock(keeper->node);
+
+	if (still_given(keeper->node, grant) && *grant->cgroup)
+		muri_close_adopted(grant->cgroup);
+	if (lock >= 0)
+		close(lock);
+}
+
 static void complain(struct keeper *keeper, const struct muri_grant *grant, size_t left)
 {
 	char text[128];
@@ -324,6 +335,8 @@ void muri_end_job(int node, const char *name, uint32_t job, const struct muri_en
 	}
 	if (muri_grant_read(node, job, &own) == 0)
 		end_own_grant(&keeper, &own);
+	for (size_t i = 0; i < keeper.count; i++)
+		close_adopted(&keeper, &keeper.members[i].grant);
 	if (keeper.count)
 		end_members(&keeper);
 	for (size_t i = 0; i < keeper.count; i++)

@@ -355,10 +355,14 @@ struct muri_opening {
 };
 
 /*
- * Open for a task the devices that are closed to it and that the pilot's tasks can open. Both jobs are one user's.
+ * Open for a task, and for what pam_slurm_adopt puts into its job, the devices that are closed to it and that the
+ * pilot's tasks can open. Both jobs are one user's.
  * `narrowed` is then whether only the task's part was opened; where GPUs have several files each, all of them are.
  * False: nothing was opened for good. That passes when the pilot's tasks have not started yet.
  */
 bool muri_open_devices(const struct muri_opening *opening, bool *narrowed);
+
+/* Close them again for what pam_slurm_adopt puts into the job with this cgroup: that can go on while the job ends. */
+void muri_close_adopted(const char *job_name);
 
 #endif

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from devices import opener
 from sandboxes import SITE, start
 from test_members_at_home import cluster_with_one_free_gpu
 from test_members_at_home import start as start_group
@@ -57,6 +58,20 @@ def change(driver: Driver) -> None:
     driver.wait_until(lambda: set(root(driver, "sinfo -h -p gpu -o %t").split()) <= {"idle", "resv"}, "the nodes")
 
 
+ADOPTS_SH = """\
+leaf=$(sed -n s/^cgroup=//p /run/muri/node/n1/grant-$1)/step_extern/user/task_special
+mkdir -p $leaf
+echo $$ >$leaf/cgroup.procs
+exec setpriv --reuid alice --regid alice --clear-groups {opens}
+"""
+
+
+def opened_by_session(driver: Driver, job: int) -> str:
+    """Return the GPUs that a process opens in the place where pam_slurm_adopt puts sessions."""
+    script = driver.write("/root/adopts.sh", ADOPTS_SH.format(opens=opener(driver)), user="root", on="n1")
+    return root(driver, f"sh {script} {job}", on="n1").strip()
+
+
 @pytest.fixture(scope="module")
 def beside() -> Iterator[Driver]:
     shape = replace(SITE, constrained="" if cgroups.refusal("v2") else "v2")
@@ -69,6 +84,9 @@ def test_a_group_shares_and_goes_on_with_the_backup_of_slurmctld(beside: Driver)
     muri = cluster_with_one_free_gpu(beside, taken="shard:1")
     with muri.training():
         jobs, pilot = start_group(muri, load="0", propagate="0")
+        opened = {muri.output(job).splitlines()[1].removeprefix("step: ") for job in jobs}
+        if not cgroups.refusal("v2"):
+            assert {opened_by_session(beside, job) for job in jobs} == opened
         now = root(beside, "date +%s")
         saved = "stat -c %Y /home/slurmctld/job_state"
         beside.wait_until(lambda: int(root(beside, saved)) > int(now), "the jobs' states on disk")

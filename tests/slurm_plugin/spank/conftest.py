@@ -38,7 +38,7 @@ def program(build: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="session")
 def try_end(build: Callable[..., Path]) -> Path:
     """A program that ends jobs without Slurm."""
-    return build("try_end", "node", "processes", "grant", "end")
+    return build("try_end", "node", "processes", "grant", "devices", "end")
 
 
 @pytest.fixture(params=["v1", "v2"])

@@ -158,6 +158,24 @@ def test_what_a_member_leaves_behind_ends_with_it(node: Node, job: JobCgroup) ->
     assert node.asked.read_text() == ""
 
 
+def test_a_new_session_opens_no_gpu_once_the_pilot_has_ended(node: Node, job: JobCgroup, tmp_path: Path) -> None:
+    if len(job.roots) == 1:
+        pytest.skip("the programs of version 2 are Slurm's and root's: they are tried on a sandbox")
+    for root in job.roots:
+        (root / "step_extern").mkdir()
+    os.setxattr(job.path / "step_extern", "trusted.muri.devices", b"c 1:5 rwm,c 1:7 rwm")  # /dev/zero, /dev/full
+
+    def opens(device: str) -> bool:
+        tried = tmp_path / "tried"
+        job.start("sh", "-c", f"true <{device}; echo $? >{tried}; echo", into="step_extern", user=None).wait()
+        return tried.read_text() == "0\n"
+
+    node.grant(job.path)
+    assert [opens("/dev/zero"), opens("/dev/full")] == [True, True]
+    node.end()
+    assert [opens("/dev/null"), opens("/dev/zero"), opens("/dev/full")] == [True, False, False]
+
+
 def test_a_cgroup_that_is_noted_after_the_pilots_end_began(node: Node, job: JobCgroup) -> None:
     process = job.start("sh", "-c", STUBBORN)
     node.grant(job.path)
