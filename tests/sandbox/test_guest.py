@@ -1,8 +1,11 @@
 """Slurm's own tests as a guest: how reports are read and the ways compared."""
 
+from pathlib import Path
+
 import pytest
 
-from sandbox.guest import WAYS, WITHOUT, chances, differences, outcomes, table
+from sandbox.guest import CAUSES, WAYS, WITHOUT, cause, chances, differences, modules_of, outcomes, report, table
+from sandbox.support import UsageError
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.test_116_1" name="test_srun"/>
@@ -46,11 +49,36 @@ def test_a_test_differs_that_never_passes_with_muri(
 
 
 def test_the_table_counts_each_group_by_the_best_outcome() -> None:
-    one, other = "test_105_1::test_x", "test_122_3"
+    one, other = "test_105_1::test_x", "test28.3"
     found = {way.name: {one: ["failed", "passed"], other: ["skipped"]} for way in WAYS}
     found[MARKED][one] = ["error"]
     assert table(found).splitlines()[2:] == [
+        "| 28 job arrays | 0 / 0 / 1 / 0 | 0 / 0 / 1 / 0 | 0 / 0 / 1 / 0 |",
         "| 105 sbatch | 1 / 0 / 0 / 0 | 1 / 0 / 0 / 0 | 0 / 0 / 0 / 1 |",
-        "| 122 job arrays | 0 / 0 / 1 / 0 | 0 / 0 / 1 / 0 | 0 / 0 / 1 / 0 |",
         "| all | 1 / 0 / 1 / 0 | 1 / 0 / 1 / 0 | 0 / 0 / 1 / 1 |",
     ]
+
+
+def test_a_difference_is_told_with_its_cause() -> None:
+    known, new = f"{min(CAUSES)}[a]", "test_105_1::test_x"
+    found = {way.name: {test: ["failed" if way.muri else "passed"] for test in (known, new)} for way in WAYS}
+    released = {way.name: 3 * way.marked for way in WAYS}
+    told = report({"slurm": "25.05.8", "date": "2026-01-02", "released": released, "replaced": [], "found": found})
+    assert "0 jobs waited for Muri, all marked 3" in told
+    assert f"`{known}` ({cause(known)})" in told
+    assert f"`{new}` (cause unknown)" in told
+
+
+def test_groups_name_files_of_both_kinds(tmp_path: Path) -> None:
+    for name in (
+        "expect/test17.1",
+        "expect/test17.1.prog.c",
+        "python/tests/test_116_33.py",
+        "python/tests/test_117_1.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert modules_of(tmp_path, ["17", "116"]) == (["test17.1"], ["test_116_33"])
+    assert modules_of(tmp_path, ["117_1"]) == ([], ["test_117_1"])
+    with pytest.raises(UsageError, match="no such tests"):
+        modules_of(tmp_path, ["11"])
