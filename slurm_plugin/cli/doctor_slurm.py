@@ -82,7 +82,7 @@ _KILLS_USER: Final = re.compile(
     re.MULTILINE,
 )
 _KILLS_ON_GPUS: Final = re.compile(
-    r"^[^#\n]*\b(?:fuser\b[^#\n]*\s-\w*k[^#\n]*nvidia|"
+    r"^[^#\n]*\b(?:fuser\b[^#\n]*\s-\w*k[^#\n]*nvidia|quit\b[^#\n]*nvidia-cuda-mps-control|"
     r"(?:nvidia-smi\b[^#\n]*(?:pmon|compute-apps|xargs)|lsof\b[^#\n]*nvidia)(?s:.*)\bkill\b)",
     re.MULTILINE,
 )
@@ -408,7 +408,7 @@ def judge_prologs(
             yield warning(name, said, '[ -n "$SLURM_JOB_GPUS" ] || exit 0 before it: members hold no GPUs')
     for path, text in prologs.items():
         if _EXCLUSIVE.search(text):
-            said = f"{path} lets one process use a GPU: of each group one member trains, the others go back"
+            said = f"{path} lets one process use a GPU: without MPS one member of each group trains, the others go back"
             yield warning(name, said, "nvidia-smi --compute-mode=DEFAULT on the nodes that Muri serves")
 
 

@@ -197,6 +197,7 @@ done
         ("(null)", "", "squeue -u x | grep -q . || pkill -u x\n", []),
         ("(null)", "", ON_ALL_GPUS, ["kills what uses GPUs"]),
         ("(null)", "", "nvidia-smi --query-compute-apps=pid --format=csv,noheader | xargs kill\n", ["kills what uses"]),
+        ("(null)", "", "echo quit | nvidia-cuda-mps-control\n", ["kills what uses GPUs"]),
         ("(null)", "", "fuser -k /dev/nvidia[0-9]*\n", ["kills what uses GPUs"]),
         ("(null)", "", '[ -n "$SLURM_JOB_GPUS" ] || exit 0\n' + ON_ALL_GPUS, []),
         ("(null)", 'nvidia-smi -i "$g" -c EXCLUSIVE_PROCESS\n', "", ["lets one process use a GPU"]),
