@@ -1,6 +1,7 @@
 """Settings that sites have beside Muri, many at once: a group shares, slurmctld's backup takes over, a group goes back.
 
-Prologs contain jobs, nodes are configless, CPUs alone are counted, GPUs have shards, slurmctld has a backup.
+Prologs contain jobs, nodes are configless, CPUs alone are counted, GPUs have shards, slurmctld has a backup. Power
+saving has a cluster of its own.
 """
 
 import re
@@ -9,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 from devices import opener
-from sandboxes import SITE, start
+from muri_cluster import MuriCluster
+from sandboxes import ONE_GPU, SITE, start
 from test_members_at_home import cluster_with_one_free_gpu
 from test_members_at_home import start as start_group
 
@@ -101,3 +103,34 @@ def test_a_group_shares_and_goes_on_with_the_backup_of_slurmctld(beside: Driver)
     opened = {tuple(muri.output(job).splitlines()[:2]) for job in jobs}
     assert len(opened) == 1, opened
     assert "muri:" in beside.job(muri.submit("load"))["AdminComment"]
+
+
+RESUME_SH = """\
+#!/bin/sh
+own="(.*/)?slurmd -N $1( -b)?"
+pkill -xf "$own"
+while pgrep -xf "$own"; do sleep 0.1; done
+exec slurmd -N "$1" -b
+"""
+POWER_SAVING = """\
+SuspendProgram=/bin/true
+ResumeProgram=/root/resume
+SuspendTime=1
+SuspendTimeout=1
+ResumeTimeout=240
+SuspendExcNodes=n2
+"""
+
+
+def test_a_group_wakes_a_node_that_is_powered_down() -> None:
+    for driver in start("forky", ONE_GPU, "power"):
+        muri = MuriCluster(driver)
+        driver.write("/root/resume", RESUME_SH, user="root")
+        conf = "/etc/slurm/slurm.conf"
+        driver.write(conf, driver.read(conf) + POWER_SAVING, user="root", mode="0644")
+        driver.reconfigure()
+        driver.wait_until(lambda driver=driver: "~" in root(driver, "sinfo -h -n n1 -o %t"), "the node powered down")
+        with muri.training():
+            jobs, _ = muri.start_group("load", "propagate")
+        ended = [driver.wait_state(job) for job in jobs]
+        assert [(job["JobState"], job["Restarts"]) for job in ended] == [("COMPLETED", "0")] * 2
