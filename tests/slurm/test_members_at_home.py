@@ -112,7 +112,7 @@ def test_members_see_and_end_as_alone_and_slurm_records_each(site: Driver) -> No
 def test_members_of_a_pilot_that_ends_go_back_read_why_and_run_again(muri: MuriCluster, end: str) -> None:
     driver = muri.driver
     with muri.training():
-        jobs, pilot = muri.start_group("load", "propagate")
+        jobs, pilot = muri.start_group("load", "propagate", request=("--open-mode=append",))
         with muri.going_back(*jobs):
             if end == "canceled":
                 driver.run("scancel", str(pilot), user="alice")
