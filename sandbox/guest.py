@@ -124,8 +124,10 @@ def outcomes(junit: str) -> dict[str, str]:
     found: dict[str, str] = {}
     words = {"skipped": "skipped", "failure": "failed", "error": "error"}
     for case in ElementTree.fromstring(junit).iter("testcase"):
-        module = case.get("classname", "").rpartition(".")[2]
-        name = f"{module}::{case.get('name')}" if module else case.get("name", "").rpartition(".")[2]
+        place, name = case.get("classname", ""), case.get("name", "")
+        found_in = re.search(r"test_\d+_\d+", place or name)
+        module = found_in[0] if found_in else name
+        name = f"{module}::{name}" if place else module
         told = [found.get(name, "passed"), *(words[each.tag] for each in case if each.tag in words)]
         found[name] = max(told, key=OUTCOMES.index)  # a teardown that fails has a case of its own
     return found
@@ -175,7 +177,7 @@ def report(result: Mapping[str, Any]) -> str:
         f"Slurm {result['slurm']}, {result['date']}: tests passed / failed / skipped / with an error. Beside Muri "
         f"{result['released'][WAYS[1].name]} jobs waited for Muri, all marked {result['released'][WAYS[2].name]}.",
         table(found),
-        f"Their own configuration replaces words of Muri's in {', '.join(f'`{each}`' for each in result['replaced'])}.",
+        f"Muri's words replaced by their own in: {', '.join(f'`{each}`' for each in result['replaced']) or 'none'}.",
         f"By chance: {', '.join(f'`{test}`' for test in chances(found)) or 'none'}.",
         "Only without Muri: "
         + (", ".join(f"`{test}` ({cause(test) or 'cause unknown'})" for test in differences(found)) or "none")

@@ -8,7 +8,7 @@ from sandbox.guest import CAUSES, WAYS, WITHOUT, cause, chances, differences, mo
 from sandbox.support import UsageError
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.test_116_1" name="test_srun"/>
+<testcase classname="tests.test_116_1.Test_class" name="test_srun"/>
 <testcase classname="tests.test_116_1" name="test_late"/>
 <testcase classname="tests.test_116_1" name="test_late"><error message="teardown"/></testcase>
 <testcase classname="tests.test_116_1" name="test_wrong[a.b]"><properties/><failure message="x"/></testcase>
