@@ -123,7 +123,8 @@ SuspendExcNodes=n2
 
 
 def test_a_group_wakes_a_node_that_is_powered_down() -> None:
-    for driver in start("forky", ONE_GPU, "power"):
+    # Slurm counts GPUs there: else the first try to take a job's GPUs away would wait for the node, too.
+    for driver in start("forky", replace(ONE_GPU, accounting=True), "power"):
         muri = MuriCluster(driver)
         driver.write("/root/resume", RESUME_SH, user="root")
         conf = "/etc/slurm/slurm.conf"
