@@ -4,6 +4,7 @@ The Python environments, which are slow to build, are cached by their inputs; so
 """
 
 import contextlib
+import email.utils
 import gzip
 import hashlib
 import os
@@ -71,27 +72,29 @@ class Target:
         return text.format(version=self.version, python=self.python, slurm=self.slurm, next_slurm=self.next_slurm)
 
 
-def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress: Progress) -> Path:
+def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress: Progress, python: str = "") -> Path:
     """Return the directory that holds a suite's packages, building them first if there are none.
 
     Args:
         build: The root of the suite.
-        kinds: "deb", "rpm", "srpm": a source rpm.
+        kinds: "deb", "rpm", and their source packages "dsc", "srpm".
         revision: The packages' revision, the part of the version behind the hyphen.
         progress: Told of each step.
+        python: For which Python source packages are, such as python3.12; "": the suite's.
 
     Raises:
         BuildError: A step failed; the text says which, and why.
     """
     target = Target.of(build, revision)
+    target = replace(target, python=python or target.python)
     environments = ensure_environments(build, progress)
-    key = _digest([target.version, environments.name, *_input_lines()])
+    key = _digest([target.version, target.python, environments.name, *_input_lines()])
     directory = cache_dir() / "packages" / f"{build.suite.name}-{key}"
     with locked_directory(directory.parent / f"{build.suite.name}.lock", progress, "another build of packages"):
         missing = [kind for kind in kinds if not (directory / f"{_COMPLETE}-{kind}").exists()]
         if missing:
             _forget_old(directory.parent, build.suite.name)
-            host.require_tools({"rpmbuild": "rpm"} if missing != ["deb"] else {})
+            host.require_tools({"rpmbuild": "rpm", "dpkg-source": "dpkg-dev"} if missing != ["deb"] else {})
             directory.mkdir(parents=True, exist_ok=True)
             with _temporary(directory.parent) as temporary:
                 trees = _stage(build, environments, temporary, progress)
@@ -279,16 +282,20 @@ def _pack_deb(target: Target, trees: Mapping[str, Path], temporary: Path, direct
     for name, entry in package_table().items():
         tree = temporary / "deb" / name
         _link_tree(trees[name], tree)
-        control = tree / "DEBIAN"
-        _write(control / "control", deb_control(target, name, entry, _size_kib(trees[name])))
-        for script, text in maintainer_scripts(target, name).items():
-            _write(control / script, f"#!/bin/sh\nset -eu\n{text}", 0o755)
-        if entry.get("conffiles"):
-            _write(control / "conffiles", "".join(f"{path}\n" for path in entry["conffiles"]))
+        _describe_deb(target, name, entry, tree)
         architecture = _architecture() if entry.get("native") else "all"
         file = directory / f"{name}_{target.version_of(name)}_{architecture}.deb"
         _checked(["dpkg-deb", "--root-owner-group", "-Zgzip", "-z3", "--build", str(tree), str(file)], f"pack {name}",
                  {"SOURCE_DATE_EPOCH": _epoch_s()})  # fmt: skip
+
+
+def _describe_deb(target: Target, name: str, entry: Mapping[str, Any], tree: Path) -> None:
+    control = tree / "DEBIAN"
+    _write(control / "control", deb_control(target, name, entry, _size_kib(tree)))
+    for script, text in maintainer_scripts(target, name).items():
+        _write(control / script, f"#!/bin/sh\nset -eu\n{text}", 0o755)
+    if entry.get("conffiles"):
+        _write(control / "conffiles", "".join(f"{path}\n" for path in entry["conffiles"]))
 
 
 def deb_control(target: Target, name: str, entry: Mapping[str, Any], size_kib: int) -> str:
@@ -300,7 +307,7 @@ def deb_control(target: Target, name: str, entry: Mapping[str, Any], size_kib: i
         "Package": name,
         "Version": version,
         "Architecture": _architecture() if entry.get("native") else "all",
-        "Maintainer": "Muri maintainers <muri@localhost>",
+        "Maintainer": _MAINTAINER.removeprefix("Maintainer: ").strip(),
         "Installed-Size": str(size_kib),
         "Depends": ", ".join(depends),
         "Recommends": ", ".join(entry.get("recommends", ())),
@@ -381,9 +388,47 @@ def _rpmbuild(what: str, temporary: Path, defines: Mapping[str, str]) -> None:
 
 
 def _pack_srpm(target: Target, trees: Mapping[str, Path], temporary: Path, directory: Path) -> None:
-    """Pack the finished trees without the plugin and the environments, with the sources and wheels of these."""
-    name = f"muri-{target.version.partition('-')[0]}"
-    source = temporary / "sources" / name
+    source = _sources(target, trees, temporary / "srpm")
+    tar = ["tar", "--sort=name", f"--mtime=@{_epoch_s()}", "--owner=0", "--group=0", "--numeric-owner", "--gzip",
+           f"--directory={source.parent}", "--create", f"--file={source}.tar.gz", source.name]  # fmt: skip
+    _checked(tar, "pack the sources")
+    released = replace(target, slurm="%{slurm}", next_slurm="%{next_slurm}")
+    _write(temporary / "muri.spec", _SRPM_MACROS + rpm_spec(released, trees, _SRPM_STEPS.format(python=target.python)))
+    _rpmbuild("-bs", temporary, {"_sourcedir": str(source.parent), "_srcrpmdir": str(directory)})
+
+
+def _pack_dsc(target: Target, trees: Mapping[str, Path], temporary: Path, directory: Path) -> None:
+    source = _sources(target, trees, temporary / "dsc")
+    released = replace(target, slurm="@SLURM@", next_slurm="@NEXT_SLURM@")
+    control = (
+        f"Source: muri\n{_MAINTAINER}Section: admin\nPriority: optional\n"
+        f"Build-Depends: gcc, make, {target.python}-venv, libslurm-dev | slurm-smd-dev\n"
+    )
+    for name, entry in package_table().items():
+        _describe_deb(released, name, entry, source / "trees" / name)
+        architecture = "any" if entry.get("native") else "all"
+        control += (
+            f"\nPackage: {name}\nArchitecture: {architecture}\nDescription: {released.filled(entry['summary'])}\n"
+        )
+    _write(source / "debian/control", control)
+    rules = (SOURCES / "debian-rules").read_text(encoding="utf-8")
+    _write(source / "debian/rules", rules.replace("@PYTHON@", target.python), 0o755)
+    date = email.utils.formatdate(int(_epoch_s()))
+    log = (
+        f"muri ({target.version}) unstable; urgency=low\n\n  * See CHANGELOG.md.\n\n -- {_MAINTAINER[12:-1]}  {date}\n"
+    )
+    _write(source / "debian/changelog", log)
+    _write(source / "debian/source/format", "1.0\n")
+    command = ["sh", "-c", 'cd "$0" && exec dpkg-source --build "$1"', str(directory), str(source)]
+    _checked(command, "pack the sources", {"SOURCE_DATE_EPOCH": _epoch_s()})
+
+
+_MAINTAINER: Final = "Maintainer: Muri maintainers <muri@localhost>\n"
+
+
+def _sources(target: Target, trees: Mapping[str, Path], place: Path) -> Path:
+    """Put together the finished trees without the plugin and the environments, and the sources and wheels of these."""
+    source = place / f"muri-{target.version.partition('-')[0]}"
     for package, tree in trees.items():
         copy = source / "trees" / package
         _link_tree(tree, copy)
@@ -393,20 +438,16 @@ def _pack_srpm(target: Target, trees: Mapping[str, Path], temporary: Path, direc
     for file in _files():
         if file.startswith("slurm_plugin/spank/"):
             _put(CHECKOUT / file, source / "spank" / Path(file).name)
-    _put(SOURCES / "build-in-root", source / "build-in-root")
+    for name in ("build-from-source", "build-in-root"):
+        _put(SOURCES / name, source / name)
     for environment, lines in python_requirements().items():
         _write(source / f"{environment}.txt", "".join(f"{line}\n" for line in lines))
     platforms = [f"--platform=manylinux{tag}_{os.uname().machine}" for tag in _OLD_GLIBC]
     pip = [str(_venv_python()), "-m", "pip", "download", "--quiet", "--quiet", "--only-binary=:all:", *platforms,
            f"--python-version={target.python.removeprefix('python')}", "--dest", str(source / "wheels"),
            "--requirement", str(source / "node.txt"), "--requirement", str(source / "controller.txt")]  # fmt: skip
-    _checked(pip, "download the wheels of a source rpm")
-    tar = ["tar", "--sort=name", f"--mtime=@{_epoch_s()}", "--owner=0", "--group=0", "--numeric-owner", "--gzip",
-           f"--directory={source.parent}", "--create", f"--file={source.parent}/{name}.tar.gz", name]  # fmt: skip
-    _checked(tar, "pack the sources")
-    released = replace(target, slurm="%{slurm}", next_slurm="%{next_slurm}")
-    _write(temporary / "muri.spec", _SRPM_MACROS + rpm_spec(released, trees, _srpm_steps(target.python)))
-    _rpmbuild("-bs", temporary, {"_sourcedir": str(source.parent), "_srcrpmdir": str(directory)})
+    _checked(pip, "download the wheels of a source package")
+    return source
 
 
 #: Wheels that Enterprise Linux 8 can use, too.
@@ -420,23 +461,15 @@ _SRPM_MACROS: Final = """\
 """
 
 
-def _srpm_steps(python: str) -> str:
-    return f"""\
+_SRPM_STEPS: Final = """\
 %prep
 %setup -q
 
 %build
-make -C spank OUT=muri_spank.so CFLAGS=-O2 WERROR= SLURM_INCLUDE=%{{slurm_include}}
-PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/wheels PYTHON=/usr/bin/{python} sh ./build-in-root $PWD/environments
+sh ./build-from-source %{{slurm_include}} /usr/bin/{python}
 
 %install
 cp -a trees/*/. %{{buildroot}}/
-install -m 0644 spank/muri_spank.so %{{buildroot}}/{LIBRARY}/
-cp -a environments/node environments/controller %{{buildroot}}/{LIBRARY}/payload/
-for name in node controller; do
-    mv %{{buildroot}}/{LIBRARY}/payload/$name/packages.txt %{{buildroot}}/usr/share/doc/muri-$name/packages.txt
-done
-
 """
 
 
@@ -515,7 +548,7 @@ def _rpm_entries(tree: Path, conffiles: Iterable[str]) -> Iterator[str]:
         yield f'{"%config(noreplace) " if name in conffiles else ""}"{name}"'
 
 
-_PACKERS = {"deb": _pack_deb, "rpm": _pack_rpm, "srpm": _pack_srpm}
+_PACKERS = {"deb": _pack_deb, "rpm": _pack_rpm, "srpm": _pack_srpm, "dsc": _pack_dsc}
 
 
 # --- facts

@@ -57,26 +57,42 @@ def test_all_is_roots_nothing_is_set_uid_and_nobody_else_may_write(directory: Pa
     assert not [mode for mode, *_ in lines if not re.fullmatch(r"l.*|.r[w-][x-]r-[x-](r-[x-]|---)", mode)]
 
 
-def test_a_site_rebuilds_the_source_rpm(directory: Path, tmp_path: Path) -> None:
-    """With what the source rpm holds and Slurm's headers, and no network."""
+def rebuilt(kind: str, command: str, tmp_path: Path) -> Path:
+    """Run a command in a root with Slurm's headers and no network, in a folder that has the source package above it."""
     build, progress = ensure_rootfs(SUITES["trixie"], Progress()), Progress()
-    source = packages.ensure_packages(build, ("srpm",), 1, progress)
+    source = packages.ensure_packages(build, (kind,), 1, progress)
     (tmp_path / "out").mkdir()
-    command = "unshare --net rpmbuild --rebuild --nodeps --define '_rpmdir /out' /source/muri-*.src.rpm"
     plan = Plan(
         lower=str(build.root),
         mountpoint=str(tmp_path / "root"),
         binds=(Bind(str(source), "/source"), Bind(str(tmp_path / "out"), "/out", read_only=False)),
-        command=("/bin/sh", "-c", command),
+        command=("/usr/bin/unshare", "--net", "/bin/sh", "-ec", f"cd /out; {command}"),
         environment={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"},
     )
     with namespace.run_plan(plan, tmp_path / "plan.json") as lines:
         print(*lines)
-    rebuilt = {place.name: place for place in (tmp_path / "out").glob("*/*.rpm")}
-    assert {*rebuilt} == {file.name for file in directory.glob("muri-*.rpm") if not file.match("*.src.rpm")}
+    return tmp_path / "out"
+
+
+def test_a_site_rebuilds_the_source_rpm(directory: Path, tmp_path: Path) -> None:
+    out = rebuilt("srpm", "rpmbuild --rebuild --nodeps --define '_rpmdir /out' /source/muri-*.src.rpm", tmp_path)
+    made = {place.name: place for place in out.glob("*/*.rpm")}
+    assert {*made} == {file.name for file in directory.glob("muri-*.rpm") if not file.match("*.src.rpm")}
     asked = "[%{FILEMODES:perms} %{FILENAMES} %{FILELINKTOS}\n][%{REQUIRENEVRS} ][%{CONFLICTNEVRS} ]"
-    for name, place in rebuilt.items():
+    for name, place in made.items():
         assert said("rpm", "-qp", "--qf", asked, place) == said("rpm", "-qp", "--qf", asked, directory / name)
+
+
+def test_a_site_rebuilds_the_debian_source_package(directory: Path, tmp_path: Path) -> None:
+    out = rebuilt("dsc", "tar -xf /source/muri_*.tar.gz; cd muri-*; debian/rules binary", tmp_path)
+    made = [*out.glob("*.deb")]
+    assert {place.name for place in made} == {file.name for file in directory.glob("*.deb")}
+    for place in made:
+        names = [re.sub(r"^(\S+ \S+).* \./", r"\1 ", line) for line in said("dpkg-deb", "-c", place).splitlines()]
+        expected = said("dpkg-deb", "-c", directory / place.name).splitlines()
+        assert names == [re.sub(r"^(\S+ \S+).* \./", r"\1 ", line) for line in expected]
+        told = [said("dpkg-deb", "-I", each, "control") for each in (place, directory / place.name)]
+        assert told[0] == re.sub("Installed-Size: .*\n", "", told[1])
 
 
 def test_packages_share_no_file(directory: Path) -> None:
