@@ -328,6 +328,7 @@ for cpu in $(seq 0 $(($(nproc --all) - 1))); do
 done
 exit 1
 """
+ON_ALL_CPUS = "taskset -apc 0-$(($(nproc --all) - 1)) $(cat /run/slurmd-$0.pid)"
 
 
 @on_constrained_sites("forky", "trixie", versions=["v1"])
@@ -355,5 +356,6 @@ def test_on_a_site_whose_jobs_have_a_tmp_of_their_own(site: Driver) -> None:
         reconfigure(f"{own}{site.run('sh', '-c', TMPFS).stdout}PrologFlags=Contain\n")
         for node in nodes:
             site.run("sh", "-c", KEEP_NAMESPACES, "sh", node, user="root", on=node)
+            stack.callback(site.run, "sh", "-c", ON_ALL_CPUS, node, user="root", on=node)  # so is the slurmd after it
         compare(MuriCluster(site), PRIVATE_TMP)
         assert [site.run("test", "-e", f"{TMP}/kept", check=False, on=node).returncode for node in nodes] == [1, 1]
