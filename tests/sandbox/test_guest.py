@@ -1,10 +1,23 @@
 """Slurm's own tests as a guest: how reports are read and the ways compared."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from sandbox.guest import CAUSES, WAYS, WITHOUT, cause, chances, differences, modules_of, outcomes, report, table
+from sandbox.guest import (
+    CAUSES,
+    RESULT,
+    WAYS,
+    WITHOUT,
+    cause,
+    chances,
+    differences,
+    modules_of,
+    outcomes,
+    report,
+    table,
+)
 from sandbox.support import UsageError
 
 REPORT = """<testsuites><testsuite>
@@ -82,3 +95,8 @@ def test_groups_name_files_of_both_kinds(tmp_path: Path) -> None:
     assert modules_of(tmp_path, ["117_1"]) == ([], ["test_117_1"])
     with pytest.raises(UsageError, match="no such tests"):
         modules_of(tmp_path, ["11"])
+
+
+def test_the_stored_run_has_a_cause_for_each_difference() -> None:
+    found = json.loads(RESULT.read_text(encoding="utf-8"))["found"]
+    assert all(map(cause, differences(found)))
