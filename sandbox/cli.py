@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -15,7 +15,7 @@ from sandbox.builds import USERS
 from sandbox.cluster import SUITES, Shape
 from sandbox.driver import Driver
 from sandbox.init import HIERARCHIES
-from sandbox.releases_page import PAGE, TESTS, outcome_of_tests, page, releases_on, with_column
+from sandbox.releases_page import PAGE, TESTS, Release, outcome_of_tests, page, releases_on, with_column
 from sandbox.source import ensure_built, find_tree, suite_named
 from sandbox.support import CONTROLLER, InstancePaths, Progress, SandboxError, UsageError
 
@@ -229,11 +229,19 @@ def _matrix(options: argparse.Namespace) -> int:
     for name in options.suite or SUITES:
         found = releases.examine_suite(suite_named(name), progress)
         found = replace(found, answers={**found.answers, **tests})
-        columns = with_column(releases_on(PAGE.read_text(encoding="utf-8")), found)
-        PAGE.write_text(page(columns, [TESTS, *releases.PROBES]), encoding="utf-8")
+        _write_page(with_column(_columns(), found))
         failed = [question for question, answer in found.answers.items() if not answer.works]
         print(f"{found.head}: {len(found.answers) - len(failed)} of {len(found.answers)} work; {PAGE} has its column")
     return 0
+
+
+def _columns() -> list[Release]:
+    return releases_on(PAGE.read_text(encoding="utf-8"))
+
+
+def _write_page(columns: Sequence[Release]) -> None:
+    report = guest.report(json.loads(guest.RESULT.read_text(encoding="utf-8")))
+    PAGE.write_text(page(columns, [TESTS, *releases.PROBES], report), encoding="utf-8")
 
 
 def _guest(options: argparse.Namespace) -> int:
@@ -242,6 +250,7 @@ def _guest(options: argparse.Namespace) -> int:
     text = json.dumps(result, indent=1, sort_keys=True)
     if not options.groups:
         guest.RESULT.write_text(f"{text}\n", encoding="utf-8")
+        _write_page(_columns())
     print(text if options.json else guest.report(result))
     return 0 if all(map(guest.cause, guest.differences(result["found"]))) else 1
 

@@ -173,15 +173,18 @@ def table(found: Found) -> str:
 def report(result: Mapping[str, Any]) -> str:
     """Return the figures of a run and its differences, in Markdown."""
     found: Found = result["found"]
+    differ = Counter(
+        f"of `{_file_of(test)}` ({cause(test)})" if cause(test) else f"`{test}` (cause unknown)"
+        for test in differences(found)
+    )
+    by_chance = Counter(f"of `{_file_of(test)}`" for test in chances(found))
     parts = (
         f"Slurm {result['slurm']}, {result['date']}: tests passed / failed / skipped / with an error. Beside Muri "
         f"{result['released'][WAYS[1].name]} jobs waited for Muri, all marked {result['released'][WAYS[2].name]}.",
         table(found),
+        f"Only without Muri: {', '.join(f'{count} {tests}' for tests, count in differ.items()) or 'none'}.",
+        f"By chance: {', '.join(f'{count} {tests}' for tests, count in by_chance.items()) or 'none'}.",
         f"Muri's words replaced by their own in: {', '.join(f'`{each}`' for each in result['replaced']) or 'none'}.",
-        f"By chance: {', '.join(f'`{test}`' for test in chances(found)) or 'none'}.",
-        "Only without Muri: "
-        + (", ".join(f"`{test}` ({cause(test) or 'cause unknown'})" for test in differences(found)) or "none")
-        + ".",
     )
     return "\n\n".join(parts)
 

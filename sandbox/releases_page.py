@@ -80,8 +80,8 @@ def with_column(releases: Sequence[Release], new: Release) -> list[Release]:
     return [*(release for release in releases if release not in same), column]
 
 
-def page(releases: Sequence[Release], questions: Sequence[str]) -> str:
-    """Return the page: these releases, newest first, and the answers to these questions."""
+def page(releases: Sequence[Release], questions: Sequence[str], slurms_tests: str) -> str:
+    """Return the page: these releases, newest first, the answers to these questions, and a report of Slurm's tests."""
     columns = sorted(releases, key=lambda release: release.order, reverse=True)
     notes: dict[str, int] = {}
 
@@ -96,13 +96,14 @@ def page(releases: Sequence[Release], questions: Sequence[str]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in rows]
     lines.insert(1, "|---" * (len(columns) + 1) + "|")
     said = [f"[^{number}]: {note}" for note, number in notes.items()]
-    return _TEXT.format(table="\n".join(lines), notes="\n".join(said))
+    return _TEXT.format(table="\n".join(lines), notes="\n".join(said), slurms_tests=slurms_tests)
 
 
 def releases_on(text: str) -> list[Release]:
     """Return the columns of a page."""
     notes = dict(re.findall(r"^\[\^(\d+)\]: (.*)$", text, re.MULTILINE))
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    table = text.partition(_SLURMS_TESTS)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
     return list(_columns(rows, notes))
 
 
@@ -118,18 +119,21 @@ def _columns(rows: Sequence[Sequence[str]], notes: Mapping[str, str]) -> Iterato
         yield Release(suite or f"{SOURCE_PREFIX}{version}", version, tried, answers)
 
 
-_TEXT: Final = """\
+_SLURMS_TESTS: Final = "## Slurm's own tests"
+
+_TEXT: Final = f"""\
 # Releases of Slurm
 
 What Muri depends on, tried on releases of Slurm: on clusters like a site's, with accounting, munge or auth/slurm, typed
 GPUs and a login host. A column with a name in parentheses is that Debian release's Slurm; the others were built from
 Slurm's own source. `bin/muri-sandbox matrix` writes this page; do not edit it.
 
-✓ works, – does not.
+✓ works, – does not. The sandbox tests are those of [testing](testing.md); where only some ran, they are those from end
+to end: groups, members in their own jobs, sites, and both ways to Slurm.
 
-{table}
+{{table}}
 
-{notes}
+{{notes}}
 
 A job whose GPU cannot be taken away while it waits always runs alone. The controller tries that on the cluster at hand,
 and `muri doctor` shows the result; this page is not a substitute for that.
@@ -137,4 +141,12 @@ and `muri doctor` shows the result; this page is not a substitute for that.
 To add a release, from its source tree or from a tag of Slurm's repository, with all tests (one to two hours):
 
     make test-all SLURM=DIR RELEASE=slurm-25-11-7-1
+
+{_SLURMS_TESTS}
+
+Slurm's repository holds tests of its commands. `bin/muri-sandbox guest-tests` runs those that concern Muri three times:
+without Muri; with its plugins and its controller at work (a cycle every 5 s), no job marked; and with every batch job
+marked (SBATCH_MURI=1).
+
+{{slurms_tests}}
 """

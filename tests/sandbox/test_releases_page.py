@@ -1,11 +1,12 @@
 """docs/releases.md is what `bin/muri-sandbox matrix` writes: a column for each release, and nothing is lost by it."""
 
 import datetime
+import json
 from pathlib import Path
 
 import pytest
 
-from sandbox import cli
+from sandbox import cli, guest
 from sandbox.cluster import SUITES
 from sandbox.releases import PROBES
 from sandbox.releases_page import PAGE, TESTS, Answer, Release, outcome_of_tests, page, releases_on, with_column
@@ -25,7 +26,7 @@ OLD = release("bookworm", "22.05.8", WORKS)
 
 
 def test_a_page_has_the_newest_release_first_and_reads_back() -> None:
-    text = page([OLD, SOURCE, FORKY], ["q", TESTS])
+    text = page([OLD, SOURCE, FORKY], ["q", TESTS], "| group |")
     assert "|  | 26.05.5 (forky) | 25.11.7 | 22.05.8 (bookworm) |" in text
     assert "| tried on | 2026-01-02 | 2026-01-02 | 2026-01-02 |" in text
     assert f"| q | ✓ | –[^1] | ✓[^2] |\n| {TESTS} | ✓[^2] |  |  |" in text
@@ -62,4 +63,5 @@ def test_the_page_in_the_documentation_answers_every_question_for_every_suite() 
     columns = releases_on(text)
     assert {column.suite for column in columns} >= set(SUITES)
     assert all(set(column.answers) - {TESTS} == set(PROBES) for column in columns)
-    assert page(columns, [TESTS, *PROBES]) == text
+    slurms_tests = guest.report(json.loads(guest.RESULT.read_text(encoding="utf-8")))
+    assert page(columns, [TESTS, *PROBES], slurms_tests) == text
