@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from sandbox.init import Bind
-from sandbox.support import CHECKOUT, SandboxError, cache_dir
+from sandbox.support import CHECKOUT, Progress, SandboxError, cache_dir, locked_directory
 
 #: Debian's Python modules, where packages for any Python 3 put theirs.
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
@@ -26,16 +26,23 @@ def require_root() -> None:
 
 def require_tools(packages: dict[str, str]) -> None:
     """Make sure commands exist, installing the Debian package that holds a missing one."""
-    missing = sorted({package for tool, package in packages.items() if not shutil.which(tool)})
-    if not missing:
+    if not _packages_missing(packages):
         return
     if not shutil.which("apt-get"):
-        raise SandboxError(f"install {', '.join(missing)} first: this system has no apt-get")
+        raise SandboxError(f"install {', '.join(_packages_missing(packages))} first: this system has no apt-get")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (["update", "-qq"], ["install", "-y", "-qq", *missing]):
-        done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
+    with locked_directory(cache_dir() / "apt.lock", Progress(), "another process that installs packages"):
+        missing = _packages_missing(packages)
+        if not missing:
+            return
+        for arguments in (["update", "-qq"], ["install", "-y", "-qq", *missing]):
+            done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SandboxError(f"apt-get could not install {', '.join(missing)}: {done.stderr.strip()}")
+
+
+def _packages_missing(packages: dict[str, str]) -> list[str]:
+    return sorted({package for tool, package in packages.items() if not shutil.which(tool)})
 
 
 def python_tag() -> str:
