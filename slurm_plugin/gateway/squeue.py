@@ -2,7 +2,7 @@
 
 Behind each field squeue prints a mark of our own choice. It is drawn anew for each call and handed over in the
 environment, which no other user can read. So no text of a user can hold it, and every text comes whole, byte for byte.
-Tried with Slurm 22.05, 24.11 and 26.05.
+Tried with Slurm 22.05 to 26.11.
 """
 
 import os

@@ -16,7 +16,7 @@ from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
 from muri.slurm_plugin.records.limits import MIB_OF_UNIT, WAYS
 
-#: When a requeued job may start again. Up to 24.11 at least, a node takes a run that begins in the second of the
+#: When a requeued job may start again. Up to 25.05 a node takes a run that begins in the second of the
 #: requeue for the one that was ended ("Job credential revoked"), and the job fails.
 SOON: Final = "now+2"
 
