@@ -50,6 +50,9 @@ _PILOT_GRACE_S = 60.0
 
 _BEFORE_ITS_TURN = {"", "None", "Priority", "Dependency", "BeginTime", "Licenses"}
 
+_PASSED_OVER = "InvalidAccount"
+"""So Slurm 23.11 and 24.05 without slurmdbd say for a moment of any job that starts by backfill alone."""
+
 _EMPTY_S = 30.0
 """So long a pilot job may run while Slurm finds no room for any of its members."""
 
@@ -166,7 +169,7 @@ def _why_not_started(pilot: Job, config: Config, now_s: float) -> str:
     """Why a waiting pilot is given up, "" while it may start."""
     if pilot.state is not JobState.PENDING:
         return ""
-    if not pilot.waits_for_resources:
+    if not pilot.waits_for_resources and pilot.reason != _PASSED_OVER:
         return f"Slurm does not start pilot job {pilot.job_id} ({pilot.reason})"
     late = now_s - pilot.submit_s > config.tuning.pilot_start_timeout_s
     return f"pilot job {pilot.job_id} could not start in time" if late else ""

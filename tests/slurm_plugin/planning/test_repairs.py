@@ -153,6 +153,8 @@ def test_culprit_runs_alone_and_the_others_share_again(make_controller):
         ({"reason": "QOSMaxGRESPerUser"}, {}, 1, True),
         ({"reason": "Resources"}, {}, 100, False),
         ({"reason": "Resources"}, {}, 200, True),
+        ({"reason": "InvalidAccount"}, {}, 100, False),
+        ({"reason": "InvalidAccount"}, {}, 200, True),
         ({"state": JobState.RUNNING}, {"reason": "Resources"}, 20, False),
         ({"state": JobState.RUNNING}, {"reason": "Resources"}, 40, True),
         ({"state": JobState.RUNNING}, {"reason": "Priority"}, 200, False),
