@@ -129,7 +129,8 @@ GPUs and a login host. A column with a name in parentheses is that Debian releas
 Slurm's own source. `bin/muri-sandbox matrix` writes this page; do not edit it.
 
 ✓ works, – does not. The sandbox tests are those of [testing](testing.md); where only some ran, they are those from end
-to end: groups, members in their own jobs, sites, and both ways to Slurm.
+to end: groups, members in their own jobs, sites, and both ways to Slurm. Where the cell is empty they have not run as a
+whole; `make test-all` has tests on all of Debian's releases.
 
 {{table}}
 
