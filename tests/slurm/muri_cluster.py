@@ -272,9 +272,9 @@ class MuriCluster:
         status = json.loads(self.driver.run("muri", "queue", "--json", user="alice").stdout)
         return {job["job_id"]: job for job in status["jobs"]}
 
-    def pilots(self) -> list[int]:
-        """Pilot jobs that wait or run."""
-        text = self.driver.run("squeue", "-h", "-o", "%i %j", user="root").stdout
+    def pilots(self, states: str = "pending,running,completing") -> list[int]:
+        """Pilot jobs that wait or run, or are in other states."""
+        text = self.driver.run("squeue", "-h", "-o", "%i %j", "-t", states, user="root").stdout
         return [
             int(job) for job, _, name in (line.partition(" ") for line in text.splitlines()) if name.startswith("muri:")
         ]

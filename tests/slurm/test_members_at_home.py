@@ -137,10 +137,11 @@ def test_a_group_on_a_node_whose_slurmd_lacks_the_plugin_goes_back_and_its_membe
     plugins = "/etc/slurm/plugstack.conf"
     driver.run("sh", "-c", f"cp {plugins} /tmp/plugstack.conf; : >{plugins}", user="root")
     driver.reconfigure()
+    before = muri.pilots("all")
     try:
         with muri.training():
             muri.cycle()
-            (pilot,) = muri.pilots()
+            (pilot,) = set(muri.pilots("all")) - {*before}  # which may have failed meanwhile
             assert driver.wait_state(pilot)["JobState"] == "FAILED"
             assert "plugin\\u0020is\\u0020not\\u0020loaded" in driver.job(pilot)["Comment"]
             muri.cycle()
