@@ -84,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
                         help=f"{' or '.join(SUITES)}, or such as source-25.11; may be repeated "
                              "(default: those of Debian)")  # fmt: skip
     matrix.add_argument("--tests", type=Path, metavar="FILE",
-                        help="with one --suite: pytest's report of the sandbox tests on it (--junitxml)")  # fmt: skip
+                        help="with one --suite: instead of trying it, enter pytest's report (--junitxml) of "
+                             "the sandbox tests on it")  # fmt: skip
     guest = add("guest-tests", "Run Slurm's own tests without Muri, beside it, and with all batch jobs marked.", _guest,
                 named=False)  # fmt: skip
     guest.add_argument("--from-source", type=Path, metavar="DIR", required=True, help="Slurm's Git repository or tree")
@@ -224,11 +225,16 @@ def _run(options: argparse.Namespace) -> int:
 def _matrix(options: argparse.Namespace) -> int:
     if options.tests and len(options.suite) != 1:
         raise UsageError("--tests is the report of one suite: name that with --suite")
-    tests = {TESTS: outcome_of_tests(options.tests)} if options.tests else {}
     progress = Progress()
     for name in options.suite or SUITES:
-        found = releases.examine_suite(suite_named(name), progress)
-        found = replace(found, answers={**found.answers, **tests})
+        suite = suite_named(name)
+        if options.tests:
+            found = next((column for column in _columns() if column.suite == suite.name), None)
+            if found is None:
+                raise UsageError(f"--tests: {PAGE} has no column of {suite.name}; make it first, without --tests")
+            found = replace(found, answers={**found.answers, TESTS: outcome_of_tests(options.tests)})
+        else:
+            found = releases.examine_suite(suite, progress)
         _write_page(with_column(_columns(), found))
         failed = [question for question, answer in found.answers.items() if not answer.works]
         print(f"{found.head}: {len(found.answers) - len(failed)} of {len(found.answers)} work; {PAGE} has its column")

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any, Final
-from xml.etree import ElementTree
 
-from sandbox import lifecycle
+from sandbox import lifecycle, releases_page
 from sandbox.builds import ensure_rootfs
 from sandbox.cluster import Shape, Suite, cluster_name
 from sandbox.driver import Driver
+from sandbox.releases_page import OUTCOMES
 from sandbox.source import Tree, ensure_built, export
 from sandbox.support import CHECKOUT, CONTROLLER, Progress, SandboxError, UsageError
 
@@ -112,29 +112,22 @@ CAUSES: Final = {
     "test_140_1::test_license_allocation": "it reads the first license that Slurm lists, now `muri_gate`",
 }
 
-#: From the best to the worst; of a test's outcomes in one way the best counts.
-OUTCOMES: Final = ("passed", "skipped", "failed", "error")
-
 #: What tests came to: by way and test one of `OUTCOMES` for each time.
 Found = dict[str, dict[str, list[str]]]
 
 
 def outcomes(junit: str) -> dict[str, str]:
     """Return what became of each test of a report in JUnit's format, by module and test."""
-    found: dict[str, str] = {}
-    words = {"skipped": "skipped", "failure": "failed", "error": "error"}
-    for case in ElementTree.fromstring(junit).iter("testcase"):
-        place, name = case.get("classname", ""), case.get("name", "")
-        found_in = re.search(r"test_\d+_\d+", place or name)
-        module = found_in[0] if found_in else name
-        name = f"{module}::{name}" if place else module
-        told = [found.get(name, "passed"), *(words[each.tag] for each in case if each.tag in words)]
-        found[name] = max(told, key=OUTCOMES.index)  # a teardown that fails has a case of its own
+    found = {}
+    for (place, name), outcome in releases_page.outcomes(junit).items():
+        named = re.search(r"test_\d+_\d+", place or name)
+        module = named[0] if named else name
+        found[f"{module}::{name}" if place else module] = outcome
     return found
 
 
 def best(found: Found, way: Way, test: str) -> str:
-    """Return the best outcome of a test in one way, "" if it did not run."""
+    """Return the best outcome of a test in one way, which counts; "" if it did not run."""
     return min(found[way.name].get(test, []), key=OUTCOMES.index, default="")
 
 

@@ -43,7 +43,7 @@ class Target:
 
     Attributes:
         version: Muri's version and the packages' revision, such as 0.2.0-1.
-        python: The suite's own Python, such as python3.13.
+        python: The Python that they need, such as python3.13.
         slurm: Slurm's release, such as 24.11.
         next_slurm: The release from which on the plugin must be compiled anew.
     """
@@ -54,10 +54,10 @@ class Target:
     next_slurm: str
 
     @classmethod
-    def of(cls, build: Build, revision: int) -> "Target":
-        """Return what the packages of a suite are made for."""
+    def of(cls, build: Build, revision: int, python: str = "") -> "Target":
+        """Return what the packages of a suite are made for; "" stands for the suite's own Python."""
         year, month = map(int, build.slurm_version.split(".")[:2])
-        python = ".".join((build.root / "usr/bin/python3").readlink().name.split(".")[:2])
+        python = python or ".".join((build.root / "usr/bin/python3").readlink().name.split(".")[:2])
         return cls(f"{_project()['version']}-{revision}", python, f"{year}.{month:02}", f"{year}.{month + 1:02}")
 
     def version_of(self, package: str) -> str:
@@ -85,8 +85,7 @@ def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress:
     Raises:
         BuildError: A step failed; the text says which, and why.
     """
-    target = Target.of(build, revision)
-    target = replace(target, python=python or target.python)
+    target = Target.of(build, revision, python)
     environments = ensure_environments(build, progress)
     key = _digest([target.version, target.python, environments.name, *_input_lines()])
     directory = cache_dir() / "packages" / f"{build.suite.name}-{key}"
@@ -307,7 +306,7 @@ def deb_control(target: Target, name: str, entry: Mapping[str, Any], size_kib: i
         "Package": name,
         "Version": version,
         "Architecture": _architecture() if entry.get("native") else "all",
-        "Maintainer": _MAINTAINER.removeprefix("Maintainer: ").strip(),
+        "Maintainer": _MAINTAINER,
         "Installed-Size": str(size_kib),
         "Depends": ", ".join(depends),
         "Recommends": ", ".join(entry.get("recommends", ())),
@@ -401,7 +400,7 @@ def _pack_dsc(target: Target, trees: Mapping[str, Path], temporary: Path, direct
     source = _sources(target, trees, temporary / "dsc")
     released = replace(target, slurm="@SLURM@", next_slurm="@NEXT_SLURM@")
     control = (
-        f"Source: muri\n{_MAINTAINER}Section: admin\nPriority: optional\n"
+        f"Source: muri\nMaintainer: {_MAINTAINER}\nSection: admin\nPriority: optional\n"
         f"Build-Depends: gcc, make, {target.python}-venv, libslurm-dev | slurm-smd-dev\n"
     )
     for name, entry in package_table().items():
@@ -414,16 +413,14 @@ def _pack_dsc(target: Target, trees: Mapping[str, Path], temporary: Path, direct
     rules = (SOURCES / "debian-rules").read_text(encoding="utf-8")
     _write(source / "debian/rules", rules.replace("@PYTHON@", target.python), 0o755)
     date = email.utils.formatdate(int(_epoch_s()))
-    log = (
-        f"muri ({target.version}) unstable; urgency=low\n\n  * See CHANGELOG.md.\n\n -- {_MAINTAINER[12:-1]}  {date}\n"
-    )
+    log = f"muri ({target.version}) unstable; urgency=low\n\n  * See CHANGELOG.md.\n\n -- {_MAINTAINER}  {date}\n"
     _write(source / "debian/changelog", log)
     _write(source / "debian/source/format", "1.0\n")
     command = ["sh", "-c", 'cd "$0" && exec dpkg-source --build "$1"', str(directory), str(source)]
     _checked(command, "pack the sources", {"SOURCE_DATE_EPOCH": _epoch_s()})
 
 
-_MAINTAINER: Final = "Maintainer: Muri maintainers <muri@localhost>\n"
+_MAINTAINER: Final = "Muri maintainers <muri@localhost>"
 
 
 def _sources(target: Target, trees: Mapping[str, Path], place: Path) -> Path:
@@ -474,7 +471,13 @@ cp -a trees/*/. %{{buildroot}}/
 
 
 def rpm_spec(target: Target, trees: Mapping[str, Path], steps: str) -> str:
-    """Return the spec file of all packages, whose files are those of the trees; `steps` end in the section %install."""
+    """Return the spec file of all packages.
+
+    Args:
+        target: Their version, Python and Slurm.
+        trees: Each package's files.
+        steps: The sections up to %install.
+    """
     upstream, _, revision = target.version.partition("-")
     head = [
         "%global __os_install_post %{nil}", "%global debug_package %{nil}", "%global _build_id_links none",

@@ -2,6 +2,7 @@
 
 import datetime
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,18 +59,31 @@ class Release:
         return self.suite.startswith(SOURCE_PREFIX), self.order[:2]
 
 
+#: Of tests, from the best to the worst.
+OUTCOMES: Final = ("passed", "skipped", "failed", "error")
+
+
+def outcomes(junit: str | bytes) -> dict[tuple[str, str], str]:
+    """Return what became of each test of a report in JUnit's format, by its class and name."""
+    found: dict[tuple[str, str], str] = {}
+    words = {"skipped": "skipped", "failure": "failed", "error": "error"}
+    for case in ElementTree.fromstring(junit).iter("testcase"):
+        test = case.get("classname", ""), case.get("name", "")
+        told = [found.get(test, "passed"), *(words[each.tag] for each in case if each.tag in words)]
+        found[test] = max(told, key=OUTCOMES.index)  # a teardown that fails has a case of its own
+    return found
+
+
 def outcome_of_tests(junit: Path) -> Answer:
     """Return how the sandbox tests went, by pytest's report."""
     try:
-        cases = list(ElementTree.parse(junit).iter("testcase"))
+        ended = outcomes(junit.read_bytes())
     except (OSError, ElementTree.ParseError) as err:
         raise UsageError(f"--tests {junit} is not a report that pytest's --junitxml wrote: {err}") from err
-    failed = [
-        case.get("name", "") for case in cases if case.find("failure") is not None or case.find("error") is not None
-    ]
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    text = f"{len(cases) - len(failed) - skipped} passed" + (f", {skipped} skipped" if skipped else "")
-    return Answer(not failed, text + (f", {len(failed)} failed: {', '.join(sorted(failed))}" if failed else ""))
+    failed = sorted(name for (_, name), outcome in ended.items() if outcome in {"failed", "error"})
+    counted = Counter(ended.values())
+    text = f"{counted['passed']} passed" + (f", {counted['skipped']} skipped" if counted["skipped"] else "")
+    return Answer(not failed, text + (f", {len(failed)} failed: {', '.join(failed)}" if failed else ""))
 
 
 def with_column(releases: Sequence[Release], new: Release) -> list[Release]:

@@ -16,7 +16,7 @@ from sandbox.init import Bind, Plan, TextFile
 from sandbox.support import BuildError, Progress, UsageError, builds_dir, locked_directory
 
 SOURCE_PREFIX: Final = "source-"
-"""Of the name of a suite whose Slurm was built from source, before its version."""
+"""The name of a suite whose Slurm was built from source is this and the version."""
 
 _CGROUPS_CAN_BE_DISABLED: Final = [24, 5]
 #: Before it clients wait for ever where several slurmds share the socket of auth/slurm.
@@ -73,12 +73,15 @@ def find_tree(directory: Path, release: str = "") -> Tree:
 
 
 def _git(directory: Path, *command: str) -> str:
-    """Return what Git says about a repository itself, not about one around it; "" where there is none."""
-    repository = directory / ".git" if (directory / ".git").exists() else directory
-    done = subprocess.run(
-        ["git", f"--git-dir={repository}", *command], capture_output=True, text=True, errors="replace", check=False
-    )
+    """Return the output of a Git command, "" if it fails: a repository around `directory` does not count."""
+    line = _git_line(directory, *command)
+    done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
     return done.stdout if done.returncode == 0 else ""
+
+
+def _git_line(directory: Path, *command: str) -> list[str]:
+    repository = directory / ".git" if (directory / ".git").exists() else directory
+    return ["git", f"--git-dir={repository}", *command]  # named, as Git would also find one around the directory
 
 
 def _version(meta: str, directory: Path) -> str:
@@ -158,11 +161,9 @@ def export(tree: Tree, target: Path) -> None:
         shutil.copytree(tree.directory, target, symlinks=True)
         return
     target.mkdir()
-    repository = tree.directory / ".git" if (tree.directory / ".git").exists() else tree.directory
     with tempfile.TemporaryFile() as archive:
-        subprocess.run(
-            ["git", f"--git-dir={repository}", "archive", "--format=tar", tree.commit], stdout=archive, check=True
-        )
+        line = _git_line(tree.directory, "archive", "--format=tar", tree.commit)
+        subprocess.run(line, stdout=archive, check=True)
         archive.seek(0)
         subprocess.run(["tar", "--extract", "--directory", str(target)], stdin=archive, check=True)
 

@@ -175,7 +175,7 @@ def _keep_groups(module: ModuleType) -> None:
     model._ddp_init_helper = make_reducer
 
 
-#: The last words are of a GPU whose compute mode, such as EXCLUSIVE_PROCESS, has room for one process.
+#: The last words are CUDA's where the GPU's compute mode is EXCLUSIVE_PROCESS and another process has it.
 _WORDS: Final = re.compile(
     r"(CUDA|HIP)( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory|"
     r"devices?(\(s\))? (is|are|is/are) busy or unavailable"

@@ -18,7 +18,7 @@ from sandbox.support import CHECKOUT
 
 pytestmark = [pytest.mark.timeout(900)]
 
-#: The release whose waiting jobs cannot give their GPUs to a pilot job.
+#: No group forms on its Slurm.
 NO_GROUPS = "bookworm"
 
 
