@@ -25,7 +25,7 @@ from typing import Any, Final
 from muri.clock import GIB
 from muri.launcher.job.script import chain_of
 from muri.launcher.job.stage_clock import GpuTimes, HostPace, StageClock
-from muri.launcher.sessions.setup import MemberSession, has_gpu
+from muri.launcher.sessions.setup import MemberSession
 from muri.launcher.shared_process.state import SessionState
 from muri.launcher.shared_process.threads_and_processes import at_thread_start
 
@@ -217,10 +217,10 @@ class Preparation:
         self._expected = False
         self._takes_turns = True
 
-    def expect(self, modules: list[str], *, takes_turns: bool = True) -> None:
-        """Say that `prepare` will be called, if torch is among the modules that are loaded ahead and there is a GPU."""
+    def expect(self, *, takes_turns: bool = True) -> None:
+        """Say that `prepare` will be called: sessions wait for it, and so for the modules that are loaded ahead."""
         self._takes_turns = takes_turns
-        self._expected = "torch" in modules and has_gpu()
+        self._expected = True
 
     def prepare(self) -> None:
         """Initialize CUDA if there is a GPU; without one, members wait for their own work as alone."""
@@ -239,7 +239,7 @@ class Preparation:
     def ready(self) -> Device | None:
         """The device, as soon as the runtime knows whether it has one."""
         if self._expected and not self._done.wait(PREPARATION_LIMIT_S):
-            logger.warning("the GPU was not ready within %g s", PREPARATION_LIMIT_S)
+            logger.warning("modules and the GPU were not ready within %g s", PREPARATION_LIMIT_S)
         return self.device
 
 

@@ -326,7 +326,7 @@ class Threads:
         self._preload = preload
         # sys.path of scripts: without what `python -m` puts first.
         self._base_path = list(sys.path if sys.flags.safe_path else sys.path[1:])
-        gpu.preparation.expect(preload, takes_turns=takes_turns)
+        gpu.preparation.expect(takes_turns=takes_turns)
         self.faults = gpu.FaultWatch(running, end_runtime)
 
     def install(self) -> None:

@@ -11,19 +11,20 @@ from two_members import run_both
 from muri.launcher.shared_process.local_imports import ImportTurns, LocalModules
 
 
-def test_members_begin_with_different_parts_of_a_package_while_it_is_loaded_ahead(launcher):
-    launcher.threads("101", "102", options=("--preload", "torch"))
-    data = launcher.script("from torch.utils.data import DataLoader\nprint('data')\n", "data.py")
-    networks = launcher.script("import torch.nn.functional\nprint('networks')\n", "networks.py")
-    members = [launcher.member("101", data), launcher.member("102", networks)]
+def test_members_begin_after_all_that_is_loaded_ahead_and_with_different_parts_of_a_package(launcher):
+    launcher.script("import time\ntime.sleep(1)\ndone = True\n", "site/slow.py")
+    launcher.environment["PYTHONPATH"] = str(launcher.folder / "site")
+    launcher.threads("101", "102", options=("--preload", "slow"))
+    data = "import sys\nprint(vars(sys.modules['slow'])['done'])\nfrom torch.utils.data import DataLoader\n"
+    networks = "import torch.nn.functional\nprint('networks')\n"
+    members = [launcher.member("101", launcher.script(data)), launcher.member("102", launcher.script(networks, "2.py"))]
     assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
-    assert launcher.out("101") + launcher.out("102") == "data\nnetworks\n"
+    assert launcher.out("101") + launcher.out("102") == "True\nnetworks\n"
 
 
 def test_a_package_that_fails_shows_no_frame_of_the_launcher(launcher):
     launcher.threads("101")
-    launcher.script("1 / 0\n", "broken_package.py", folder="site")
-    path = launcher.folder / "site"
+    path = launcher.script("1 / 0\n", "site/broken_package.py").parent
     script = launcher.script(f"import sys\nsys.path.append({str(path)!r})\nimport broken_package\n")
     launcher.ran("101", script, code=1)
     assert "import_turns" not in launcher.err("101")
@@ -84,8 +85,7 @@ WAITS_FOR_A_SIGNAL = """
     import time
     from muri.launcher.shared_process.state import current_session
     print("imported", flush=True)
-    while not current_session().interrupted.is_set():
-        time.sleep(0.001)
+    current_session().interrupted.wait()
     for _ in range(10**6):
         pass
     whole = True

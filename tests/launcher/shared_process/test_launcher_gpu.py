@@ -157,7 +157,7 @@ def test_a_process_without_a_gpu_has_no_device(cuda: FakeCuda, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "torch", module(cuda))
     monkeypatch.setattr(cuda, "is_available", lambda: False)
     preparation = gpu.Preparation()
-    preparation.expect(["torch"])
+    preparation.expect()
     preparation.prepare()
     assert (preparation.ready(), preparation.device) == (None, None)
 
