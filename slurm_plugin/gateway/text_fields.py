@@ -22,16 +22,11 @@ SOON: Final = "now+2"
 
 #: Slurm's words for a flag in place of a base state, and the state that Muri takes it for.
 _SHOWN_FLAGS: Final[Mapping[str, JobState]] = {
-    "CONFIGURING": JobState.RUNNING,
-    "RESIZING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
-    "STOPPED": JobState.RUNNING,
+    **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
+    **dict.fromkeys(
+        ("EXPEDITING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"), JobState.PENDING
+    ),
     "STAGE_OUT": JobState.COMPLETING,
-    "REQUEUED": JobState.PENDING,
-    "REQUEUE_HOLD": JobState.PENDING,
-    "REQUEUE_FED": JobState.PENDING,
-    "SPECIAL_EXIT": JobState.PENDING,
-    "RESV_DEL_HOLD": JobState.PENDING,
     "REVOKED": JobState.CANCELLED,
 }
 
@@ -270,6 +265,7 @@ _OPTION_OF_SHARING: Final[Mapping[str, str]] = {
 
 _OPTION_OF_FLAG: Final[Mapping[str, str]] = {
     "CONSOLIDATE_SEGMENTS": "--consolidate-segments",
+    "EXPEDITED_REQUEUE": "--requeue=expedite",
     "GRES_BINDING_ENFORCED": "--gres-flags",
     "GRES_ENFORCE_BIND": "--gres-flags",
     "SPREAD_JOB": "--spread-job",
@@ -369,6 +365,7 @@ _THROTTLE: Final = re.compile(r"^JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayT
 _EXCLUDED: Final = re.compile(r" ExcNodeList=(\S+)")
 
 _FLAGS: Final[Mapping[str, str]] = {
+    " ExpeditedRequeue=Yes": "EXPEDITED_REQUEUE",  # once it is back, its user may not change it
     " GresEnforceBind=": "GRES_ENFORCE_BIND",
     " SpreadJob=Yes": "SPREAD_JOB",
     " SpreadSegments=Yes": "SPREAD_SEGMENTS",

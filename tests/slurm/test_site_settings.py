@@ -40,6 +40,7 @@ class Row:
 
 
 SELECT: Final = "SelectTypeParameters=CR_Core_Memory"
+EXPEDITE: Final = "SlurmctldParameters=enable_expedited_requeue"
 SOON: Final = "bf_interval=1,sched_interval=2"
 THREADS: Final = "Sockets=1 CoresPerSocket=8 ThreadsPerCore=2"
 
@@ -102,6 +103,7 @@ ROWS: Final = (
     Row("OverMemoryKill", "JobAcctGatherParams=OverMemoryKill JobAcctGatherFrequency=1"),
     Row("KillOnBadExit", "KillOnBadExit=1"),
     Row("RequeueExitHold", "RequeueExitHold=1"),
+    Row("expedite", EXPEDITE, options="--time=3 --requeue=expedite", alone="--requeue=expedite"),
     Row("JobRequeue=0", "JobRequeue=0", alone="--no-requeue"),
     Row("PreemptMode=REQUEUE", "PreemptType=preempt/partition_prio PreemptMode=REQUEUE", partition="PriorityTier=2"),
     Row("PreemptMode=SUSPEND", "PreemptType=preempt/partition_prio PreemptMode=SUSPEND,GANG"),

@@ -56,6 +56,7 @@ def test_gpus_among_gres(counts: dict[str, int], total: int, kind: str) -> None:
         (["COMPLETED", "COMPLETING"], JobState.COMPLETING),
         (["RUNNING", "CONFIGURING"], JobState.RUNNING),
         (["PENDING", "REQUEUE_HOLD"], JobState.PENDING),
+        (["EXPEDITING"], JobState.PENDING),
         (["REQUEUED"], JobState.PENDING),
         (["SPECIAL_EXIT"], JobState.PENDING),
         (["OUT_OF_MEMORY"], JobState.OUT_OF_MEMORY),

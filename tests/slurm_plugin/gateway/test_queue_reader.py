@@ -190,8 +190,8 @@ def test_whoever_pretends_to_be_many_jobs_keeps_none_of_them_from_being_read(mon
 
 
 def test_what_a_user_writes_adds_to_his_own_job_only() -> None:
-    told = details_of(PLAIN.format(1).replace("Command=/x", "Command=/x SpreadJob=No SpreadJob=Yes"))
-    assert told.flags == ("SPREAD_JOB",)
+    told = details_of(PLAIN.format(1).replace("d=/x", "d=/x SpreadJob=No SpreadJob=Yes ExpeditedRequeue=Yes"))
+    assert told.flags == ("EXPEDITED_REQUEUE", "SPREAD_JOB")
 
 
 def test_an_answer_that_is_too_long_costs_the_jobs_that_make_it_so() -> None:
