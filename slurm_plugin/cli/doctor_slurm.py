@@ -449,7 +449,7 @@ def examine_real_path(
     config: Config, snapshot: Snapshot, gateway: Gateway, commands: SlurmCommands
 ) -> Iterator[Finding]:
     """What becomes of a job; root tries it with held jobs that are canceled again, others see the last outcome."""
-    place = place_for(snapshot.nodes, config.partitions, snapshot.limits)
+    place = place_for(snapshot.nodes, config.partitions)
     known = read_gpu_removal(config.state_dir).forms
     if place is None:
         yield warning(_TAKING, "no node with GPUs is in a partition that Muri serves", "see `partitions`")
@@ -544,7 +544,7 @@ def _why_refused(
     where = f"--partition={partition}"
     limits = snapshot.limits.partition(partition)
     with _probe(gateway, commands, "--gres=gpu:1", where, _MARK) as job:
-        way = removal.way_for(job.gpu_request, limits)
+        way = removal.way_for(job.gpu_request)
         if not way.request:
             return f"their GPUs cannot be taken away ({way.why})"
         shares, mem_mib = limits.oversubscribe > 1, pilot_mem_mib([job], 1, limits)

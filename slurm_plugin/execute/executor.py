@@ -240,7 +240,7 @@ class Executor:
         retry = MemoryRetry.WITH_MORE if self._policy.retries_out_of_memory else MemoryRetry.ALONE
         snapshot = self._view.snapshot
         partition = snapshot.limits.partition(job.partition)
-        way = snapshot.gpu_removal.way_for(job.gpu_request, partition)
+        way = snapshot.gpu_removal.way_for(job.gpu_request)
         if not way.request:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
             return f"its GPUs cannot be taken away now: {way.why}"

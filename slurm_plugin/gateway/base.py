@@ -78,6 +78,7 @@ _SPEAKER: Final = re.compile(r"\s*(?:[\w./-]+(?: error| fatal)?:\s*)*")
 _NO_SUCH_JOB: Final = ("invalid job id",)
 _ENDED: Final = ("already completing or completed", "job has already finished", "already finished")
 _PENDING: Final = ("job is pending execution",)
+_NO_SUCH_GRES: Final = ("generic resource",)
 _STARTED: Final = ("job is no longer pending execution", "job has already started")
 
 _LONGEST_REASON: Final = 500
@@ -282,6 +283,11 @@ def job_ended(error: GatewayError) -> bool:
 def job_pending(error: GatewayError) -> bool:
     """Whether Slurm refused because the job has not started yet."""
     return _says(error, _PENDING)
+
+
+def no_such_gres(error: GatewayError) -> bool:
+    """Whether Slurm refused a request because of its GRES."""
+    return _says(error, _NO_SUCH_GRES)
 
 
 def job_started(error: GatewayError) -> bool:

@@ -19,6 +19,7 @@ from muri.slurm_plugin.gateway.base import (
     job_environment,
     job_pending,
     job_started,
+    no_such_gres,
     passing_over,
 )
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
@@ -28,7 +29,7 @@ from muri.slurm_plugin.gateway.squeue import known_fields
 from muri.slurm_plugin.gateway.submit_as import Submissions
 from muri.slurm_plugin.gateway.tables import Held, ReservationsReader, held_in, nodes_of_table
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Node, Snapshot, Unreadable
-from muri.slurm_plugin.records.limits import GpuRemoval, Place
+from muri.slurm_plugin.records.limits import WAYS, GpuRemoval, Place
 
 #: The oldest Slurm that Muri was tried with.
 _OLDEST = (22, 5)
@@ -36,6 +37,8 @@ _OLDEST = (22, 5)
 _SHOW_JOB = ["scontrol", "--all", "--oneliner", "show", "job"]
 
 _LEAST_CPUS: Final = "MinCPUsNode"
+_NO_FIGURES_PER_GPU: Final = ("TresPerNode=gres/gpu:0", "CpusPerTres=", "MemPerTres=")
+"""Clears a job's CPUs and memory for each GPU; Slurm refuses a request without GPUs before, and less than all three."""
 
 
 class CommandGateway:
@@ -163,7 +166,15 @@ class CommandGateway:
             least = next(setting for setting in settings if setting.startswith(_LEAST_CPUS))
             self._update(job_id, [least], change.owner)
             settings.remove(least)
-        if settings:
+        if not settings:
+            return
+        try:
+            self._update(job_id, settings, change.owner)
+        except GatewayError as error:
+            if change.gpu_request not in WAYS or not no_such_gres(error):
+                raise
+            rest = [setting for setting in settings if not setting.startswith("TresPerNode=")]
+            self._update(job_id, [*rest, *_NO_FIGURES_PER_GPU], change.owner)
             self._update(job_id, settings, change.owner)
 
     def hold(self, job_id: int) -> None:

@@ -18,21 +18,18 @@ from pydantic import TypeAdapter, ValidationError
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.files import atomic_json
 from muri.slurm_plugin.gateway.accounting import slurm_settings
-from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError, first_line
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError, first_line, no_such_gres
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
 from muri.slurm_plugin.records.limits import (
     EVERY_FORM,
-    NO_SITE_LIMITS,
     NOT_TRIED,
-    PER_GPU,
     PER_NODE,
     TYPED,
     WAYS,
     GpuRemoval,
     Place,
-    SiteLimits,
     TriedForm,
 )
 
@@ -42,21 +39,17 @@ PROBE_NAME: Final = "muri-probe"
 
 _START_TIMEOUT_S: Final = 15.0
 _POLL_S: Final = 0.2
-_NO_SUCH_GRES: Final = "generic resource"
 _MEM_MIB: Final = 64
 _OLD_NOTATION: Final = "gres:"
 _SITE: Final = ("SLURM_VERSION", "BOOT_TIME", "GresTypes", "AccountingStorageTRES")
 
 
-def place_for(
-    nodes: tuple[Node, ...], partitions: tuple[str, ...], limits: SiteLimits = NO_SITE_LIMITS
-) -> Place | None:
+def place_for(nodes: tuple[Node, ...], partitions: tuple[str, ...]) -> Place | None:
     """Return where to try: on usable nodes first, in a partition that Muri serves; None where no node has GPUs.
 
     Args:
         nodes: All nodes.
         partitions: Partitions that Muri serves, empty for all.
-        limits: Limits and defaults of partitions.
     """
     best = min(
         (
@@ -67,8 +60,7 @@ def place_for(
         ),
         default=None,
     )
-    per_gpu = any(each.has_defaults_per_gpu for each in limits.partitions if not partitions or each.name in partitions)
-    return None if best is None else Place(best[1], best[2], per_gpu, partitions)
+    return None if best is None else Place(best[1], best[2], partitions)
 
 
 def find_gpu_removal(
@@ -86,7 +78,7 @@ def find_gpu_removal(
     """
     settings = slurm_settings(commands)
     site = "; ".join(f"{name}={settings.get(name, '')}" for name in _SITE)
-    site += f"; partitions={','.join(place.served)}{'; defaults per GPU' if place.defaults_per_gpu else ''}"
+    site += f"; partitions={','.join(place.served)}"
     if known.holds(site, now_s):
         return known
     probe = _Probe(commands, place, waiting, clock)
@@ -110,7 +102,7 @@ def try_every_form(commands: SlurmCommands, place: Place) -> tuple[TriedForm, ..
 
 def _forms(place: Place, *untyped: str) -> tuple[str, ...]:
     typed = (TYPED,) if place.gpu_type != "gpu" else ()
-    return (*untyped, *typed, *((PER_GPU,) if place.defaults_per_gpu else ()))
+    return (*untyped, *typed)
 
 
 def submit_probe(commands: SlurmCommands, *options: str) -> int:
@@ -148,10 +140,9 @@ class _Probe:
     def tried(self, form: str) -> TriedForm:
         """Try one form of request; only a slurmctld that does not answer is an error."""
         gpu_type = self._place.gpu_type
-        asked = form if form != PER_GPU else PER_NODE if gpu_type == "gpu" else TYPED
-        option = asked.replace("TYPE", gpu_type).removesuffix("N") + "1"
+        option = form.replace("TYPE", gpu_type).removesuffix("N") + "1"
         reasons: dict[str, str] = {}
-        for way in WAYS if form != PER_GPU else WAYS[1:]:
+        for way in WAYS:
             try:
                 with self._held_job(option) as job_id:
                     outcome = self._outcome(job_id, way)
@@ -161,7 +152,7 @@ class _Probe:
                 return TriedForm(form, why=first_line(str(error)), conclusive=False)
             except GatewayError as error:
                 outcome = first_line(str(error))
-                if _NO_SUCH_GRES not in outcome.lower():
+                if not no_such_gres(error):
                     return TriedForm(form, why=outcome, conclusive=False)
                 outcome = "slurm.conf has no such GRES"
             if not outcome:
@@ -271,7 +262,7 @@ class GpuRemovalFile:
 
     def _try(self, gateway: Gateway, snapshot: Snapshot, waiting: Job) -> GpuRemoval:
         known = read_gpu_removal(self._state_dir)
-        place = place_for(snapshot.nodes, self._partitions, snapshot.limits)
+        place = place_for(snapshot.nodes, self._partitions)
         if place is None:  # by the configuration and today's nodes, not by Slurm: it is not kept
             served = f": {', '.join(self._partitions)}" if self._partitions else ""
             return GpuRemoval(why=f"no node with GPUs is in a partition that Muri serves{served}")

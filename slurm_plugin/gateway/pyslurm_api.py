@@ -21,6 +21,7 @@ from muri.slurm_plugin.gateway.base import (
     SlurmUnreachableError,
     job_ended,
     job_started,
+    no_such_gres,
     passing_over,
     slurm_error,
 )
@@ -129,12 +130,12 @@ class PyslurmGateway(CommandGateway):
         return nodes
 
     def modify(self, job_id: int, change: JobChange) -> None:
-        """Change a pending job, in one RPC; the GPUs of several tasks take two."""
-        if change.least_cpus is not None or change.owner is not None:
-            super().modify(job_id, change)
-        elif fields := change_fields(change):
-            with self._slurm(f"change job {job_id}"):
+        """Change a pending job, in one RPC; the GPUs of several tasks, or with figures for each of them, take more."""
+        if change.least_cpus is None and change.owner is None and (fields := change_fields(change)):
+            with passing_over(no_such_gres), self._slurm(f"change job {job_id}"):
                 self._job(job_id).modify(self._pyslurm.JobSubmitDescription(**fields))
+                return
+        super().modify(job_id, change)
 
     def _job(self, job_id: int) -> Any:
         """Return a job to change."""

@@ -305,7 +305,7 @@ def alone_reason(job: ManagedJob, view: View, knowledge: Knowledge, config: Conf
 
 def _why_unknown_or_alone(job: ManagedJob, partition: PartitionLimits, view: View) -> Iterator[str]:
     """Why Muri cannot or must not take a job's GPUs away."""
-    removal = view.snapshot.gpu_removal.way_for(job.gpu_request, partition)
+    removal = view.snapshot.gpu_removal.way_for(job.gpu_request)
     if not removal.request:
         yield f"its GPUs cannot be taken away while it waits, which a group needs ({removal.why})"
     if job.facts is None and not job.request.model and (why := why_arguments_are_unknown(job)):

@@ -18,6 +18,8 @@ SPECIAL_EXIT: Final = "SpecialExit"
 
 _SET_ASIDE: Final = frozenset({SPECIAL_EXIT, "JobHoldMaxRequeue"})
 _COMPETES: Final = frozenset({"", "None", "Priority", "Resources"})
+_MAYBE_DOWN: Final = "Nodes_required_for_job_are_DOWN"
+"""How Slurm begins its reason also where another partition's job only comes first."""
 
 #: Raised whenever a file of the old form could no longer be read.
 SCHEMA_VERSION = 1
@@ -133,7 +135,7 @@ class Job:
     @property
     def waits_for_resources(self) -> bool:
         """Whether it starts as soon as it has resources, by Slurm's reason; if not, free GPUs do not help."""
-        return self.reason.strip() in _COMPETES
+        return self.reason.strip() in _COMPETES or self.reason.startswith(_MAYBE_DOWN)
 
     @property
     def unknown_task(self) -> bool:

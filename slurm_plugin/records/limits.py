@@ -67,11 +67,6 @@ class PartitionLimits:
         """Whether a job that asks for no memory gets all of its nodes', so that nothing runs beside it."""
         return self.counts_mem and not self.default_mem and not self.mem_per_gpu
 
-    @property
-    def has_defaults_per_gpu(self) -> bool:
-        """Whether Slurm writes into each job its defaults for a GPU, and so refuses some changes of its GPUs."""
-        return self.mem_per_gpu or self.cpus_per_gpu > 0
-
 
 @dataclass(frozen=True, slots=True)
 class Qos:
@@ -210,10 +205,6 @@ and counts who shares. Slurm 26.05 takes either.
 
 PER_NODE: Final = "--gres=gpu:N"
 TYPED: Final = "--gres=gpu:TYPE:N"
-PER_GPU: Final = "--gres=gpu:N with a default for each GPU"
-"""Jobs to which their partition gives CPUs or memory for each GPU.
-
-Slurm takes their GPUs away only by a request that names GPUs and nothing else."""
 EVERY_FORM: Final = (PER_NODE, "--gpus-per-node=N", "--gpus=N", "--gpus-per-task=N")
 """Those of jobs without a type of GPU."""
 
@@ -240,11 +231,9 @@ class GpuRemoval:
     forms: tuple[TriedForm, ...] = ()
     why: str = "it has not been tried yet whether Slurm can take a waiting job's GPUs away"  # "" when tried
 
-    def way_for(self, gpu_request: str, partition: PartitionLimits) -> TriedForm:
-        """Return the outcome for jobs of a partition with a request per node, such as "gres/gpu:a100:2"."""
+    def way_for(self, gpu_request: str) -> TriedForm:
+        """Return the outcome for jobs with a request per node, such as "gres/gpu:a100:2"."""
         wanted = TYPED if re.search(r"gpu:[A-Za-z_]", gpu_request) else PER_NODE
-        if partition.has_defaults_per_gpu:
-            wanted = PER_GPU
         found = next((form for form in self.forms if form.form == wanted), None)
         return found or TriedForm(wanted, why=self.why or "this form of request was not tried", conclusive=False)
 
@@ -260,7 +249,6 @@ class Place:
 
     partition: str  # One whose nodes have GPUs
     gpu_type: str  # "gpu" when untyped
-    defaults_per_gpu: bool = False  # A partition that Muri serves gives CPUs or memory for each GPU
     served: tuple[str, ...] = ()  # Partitions that Muri serves, as configured; empty for all
 
 

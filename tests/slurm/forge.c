@@ -7,6 +7,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(25, 11, 0)
+#define JOB_ID job_id
+#else
+#define JOB_ID step_id.job_id
+#endif
+#if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(26, 5, 0)
+#define NO_CALLBACK NULL
+#else
+#define NO_CALLBACK NULL, -1
+#endif
+
 static char text[4 << 20], *environment[] = { "PATH=/usr/bin:/bin" }, *spank[9];
 
 static void set(job_desc_msg_t *job, const char *key, char *value)
@@ -53,10 +64,10 @@ int main(int argc, char **argv)
 		job.script = NULL;
 	int code = isdigit(*how) ? slurm_update_job(&job)
 		: !strcmp(how, "batch-het") ? slurm_submit_batch_het_job(het, &batch)
-		: !strcmp(how, "allocation-het") ? !slurm_allocate_het_job_blocking(het, 1, NULL, -1)
+		: !strcmp(how, "allocation-het") ? !slurm_allocate_het_job_blocking(het, 1, NO_CALLBACK)
 		: job.script ? slurm_submit_batch_job(&job, &batch) : slurm_allocate_resources(&job, &allocation);
 	if (code)
 		return fprintf(stderr, "%s\n", slurm_strerror(errno)), 1;
-	printf("%u\n", batch ? batch->step_id.job_id : allocation ? allocation->step_id.job_id : 0);
+	printf("%u\n", batch ? batch->JOB_ID : allocation ? allocation->JOB_ID : 0);
 	return 0;
 }

@@ -22,7 +22,7 @@ TOOLS = rf"""
 exec 2>&1
 forge() {{ how=$1; shift; printf '%s\0' "$@" | /tmp/forge "$how" 2>&1 | cut -c-300; }}
 digits() {{ printf "%0$1d" 0; }}
-fields() {{ for job in $(squeue -h -o %A); do scontrol show job $job | grep -o "$1=.*"; done | cut -c-300; }}
+fields() {{ for job in $(squeue -h -o %A); do scontrol show job $job | grep -o "$1=.*[^ ]"; done | cut -c-300; }}
 plugin={CHECKOUT}/slurm_plugin
 """
 """For all shell texts: `forge HOW KEY=VALUE...` (see forge.c), N digits, and a field of each job in the queue."""
@@ -88,7 +88,7 @@ ATTACKS = {
             for asked in muri_gate:9 'muri_gate*9' 'matlab:1|muri_gate:9' muri_gate=9 muri_gate:1,muri_gate:1; do
                 scontrol update jobid=$(forge batch hold=1 licenses=muri_gate:1) "licenses=$asked"; done 2>&1 |
               grep -c most""",
-        r"fields Licenses | sed 's/ LicensesAlloc.*//; s/^Licenses=//' | tr ',;|' '\n\n\n' | grep gate | sort -u",
+        r"fields Licenses | sed 's/ [LN].*//; s/^Licenses=//' | tr ',;|' '\n\n\n' | grep gate | sort -u",
         r"[1-9]\d+\n5\nmuri_gate:1\n",
     ),
     "long texts": Attack(
@@ -173,6 +173,8 @@ def shell(site: SiteCluster, text: str, user: str = "alice") -> str:
 def test_attack_comes_to_nothing(site: SiteCluster, name: str) -> None:
     attack = ATTACKS[name]
     said = shell(site, attack.does) + shell(site, attack.look, "root")
+    if "systemd-analyze: not found" in said:
+        pytest.skip("no systemd is in this sandbox")
     assert re.fullmatch(attack.seen, said), ascii(said[-3000:])
     assert_fit_to_print(said)
 
@@ -339,7 +341,7 @@ for number in range(40):
 def test_whatever_a_user_does_with_own_jobs_costs_others_nothing(site: SiteCluster) -> None:
     driver, middle = site.driver, ("-p", "middle")
     with site.controller():
-        licenses = ("matlab:1|muri_gate:1", ",muri_gate:1")
+        licenses = ["matlab:1|muri_gate:1"] * (driver.instance.slurm_version >= "25.05") + [",muri_gate:1"]
         several = [driver.submit("--gres=gpu:1", f"--licenses={text}", "--wrap=true") for text in licenses]
         for _ in range(2):
             site.submit("load", *middle, "--array=0-5", "--requeue")

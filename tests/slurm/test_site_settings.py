@@ -223,6 +223,8 @@ def conf(own: Driver) -> str:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_groups_form_or_jobs_get_what_they_get_without_muri(own: Driver, conf: str, row: Row) -> None:
+    if row.conf == EXPEDITE and own.instance.slurm_version < "25.11":
+        pytest.skip("Slurm 25.11 has brought it")
     own.cancel_all()
     with ExitStack() as stack:
         stack.callback(reconfigure, own, conf)

@@ -186,6 +186,8 @@ def test_steps_of_a_member_have_the_gpus_that_they_ask_for(driver: Driver) -> No
                         "--output=out", "member.sh")  # fmt: skip
     grant(driver, job, f"muri-grant:{pilot}")
     driver.wait_state(job)
-    assert driver.read("/home/alice/out").splitlines() == [
+    said = driver.read("/home/alice/out").splitlines()
+    # A step may have to wait until Slurm has cleared the one before away, which srun says.
+    assert [line for line in said if not line.startswith("srun: ")] == [
         "0,1", "0,1", "0,1", "0", "1", "0", "0,1", "0,1", "muri: the step asks for more GPUs than its job has, 2"
     ]  # fmt: skip

@@ -76,6 +76,17 @@ def test_a_change_of_several_tasks_gpus_sets_the_least_cpus_before(commands: Com
     ]
 
 
+def test_a_job_loses_figures_for_each_gpu_before_its_gpus(commands: Commands, tmp_path: Path) -> None:
+    gateway, way = CommandGateway(), "gres/gpu:0,gres/muri:1"
+    refuse = f"cleared = {os.fspath(tmp_path / 'cleared')!r}\nif 'MemPerTres=' in sys.argv:\n    open(cleared, 'w')\n"
+    refuse += "elif not os.path.exists(cleared):\n    sys.exit('Invalid generic resource (gres) specification')\n"
+    commands.add("scontrol", body=refuse)
+    gateway.modify(5, JobChange(gpu_request=way, mem_per_node_mib=64))
+    changes = [call["argv"][2:] for name, call in commands.calls() if name == "scontrol"][1:]
+    whole = [f"TresPerNode={way}", "MinMemoryNode=64"]
+    assert changes == [whole, ["MinMemoryNode=64", "TresPerNode=gres/gpu:0", "CpusPerTres=", "MemPerTres="], whole]
+
+
 def test_a_signal_to_the_callers_terminal_does_not_reach_a_command(commands: Commands) -> None:
     gateway = CommandGateway()
     commands.add("scontrol", body="sys.exit(os.getsid(0) != os.getpid())")

@@ -17,9 +17,9 @@ from muri.slurm_plugin.gateway.gpu_removal import (
     read_gpu_removal,
 )
 from muri.slurm_plugin.records.cluster import Snapshot
-from muri.slurm_plugin.records.limits import NOT_TRIED, GpuRemoval, PartitionLimits, Place, SiteLimits, TriedForm
+from muri.slurm_plugin.records.limits import NOT_TRIED, GpuRemoval, Place, TriedForm
 
-MAIN, MAIN_LIMITS = Place("main", "gpu"), PartitionLimits("main")
+MAIN = Place("main", "gpu")
 TAGGED = make_job(7, admin_comment="muri:model=a", account="hep", qos="short")
 
 
@@ -96,7 +96,7 @@ def tried(commands: ScriptedCommands, known: GpuRemoval = NOT_TRIED, place: Plac
 def test_the_better_way_that_works_is_taken(counts, ways, request_for_members) -> None:
     commands = ScriptedCommands(*ways, counts=counts)
     found = tried(commands)
-    assert found.way_for("gres/gpu:1", MAIN_LIMITS).request == request_for_members
+    assert found.way_for("gres/gpu:1").request == request_for_members
     assert found.holds(found.site, NOW_S + 1e9)
     assert commands.gpus == {}, "every job that was tried with is cancelled"
 
@@ -117,22 +117,12 @@ def test_typed_gpus_are_tried_by_themselves() -> None:
     found = tried(commands, place=Place("main", "tesla"))
     assert [form.form for form in found.forms] == ["--gres=gpu:N", "--gres=gpu:TYPE:N"]
     assert any("--gres=gpu:tesla:1" in line for line in commands.lines)
-    assert found.way_for("gres/gpu:tesla:2", MAIN_LIMITS).request == "gres/gpu:0"
-
-
-@pytest.mark.parametrize(("ways", "taken"), [(("gres/gpu:0",), "gres/gpu:0"), (("gres/gpu:0,gres/muri:1",), "")])
-def test_jobs_with_a_default_for_each_gpu_lose_it_only_by_a_request_that_names_nothing_else(ways, taken) -> None:
-    per_gpu = PartitionLimits("main", mem_per_gpu=True)
-    plain = tried(ScriptedCommands(*ways))
-    assert plain.way_for("gres/gpu:1", per_gpu).request == "", "not tried where no partition has such a default"
-    found = tried(ScriptedCommands(*ways), plain, place_for((make_node("n1"),), (), SiteLimits((per_gpu,))))
-    assert found.way_for("gres/gpu:1", per_gpu).request == taken
-    assert found.way_for("gres/gpu:1", MAIN_LIMITS).request == ways[0]
+    assert found.way_for("gres/gpu:tesla:2").request == "gres/gpu:0"
 
 
 def test_where_root_may_not_submit_it_is_tried_in_the_name_of_a_waiting_job() -> None:
     commands = ScriptedCommands("gres/gpu:0", refuses_root=True)
-    assert tried(commands, waiting=TAGGED).way_for("gres/gpu:1", MAIN_LIMITS).request == "gres/gpu:0"
+    assert tried(commands, waiting=TAGGED).way_for("gres/gpu:1").request == "gres/gpu:0"
     own = next(line for line in commands.lines if "--uid=" in line)
     assert f"--uid={TAGGED.uid} --gid={TAGGED.gid} --partition={TAGGED.partition} --account=hep --qos=short" in own
 
@@ -141,7 +131,7 @@ def test_a_refusal_and_a_job_that_does_not_start_are_no_answers() -> None:
     """Neither is remembered for long, and other forms are not waited for."""
     for commands in (ScriptedCommands(refuses_root=True), ScriptedCommands(counts=False, starts=False)):
         found = tried(commands)
-        assert found.way_for("gres/gpu:1", MAIN_LIMITS).request == ""
+        assert found.way_for("gres/gpu:1").request == ""
         assert not found.forms[0].conclusive
         assert found.holds(found.site, NOW_S + 1)
         assert not found.holds(found.site, NOW_S + 3600)
@@ -184,7 +174,7 @@ def test_what_was_found_out_holds_for_the_partitions_that_it_was_found_out_in(wa
 def test_a_partition_that_was_mistyped_and_mended_is_tried_in_at_the_next_cycle(tmp_path) -> None:
     gateway = Gateway(FOUND)
     wrong = GpuRemovalFile(tmp_path, ("mian",)).current(gateway, snapshot(TAGGED))
-    assert wrong.way_for("gres/gpu:1", MAIN_LIMITS).why == "no node with GPUs is in a partition that Muri serves: mian"
+    assert wrong.way_for("gres/gpu:1").why == "no node with GPUs is in a partition that Muri serves: mian"
     assert not (tmp_path / FILE_NAME).exists()
     assert GpuRemovalFile(tmp_path, ("main",)).current(gateway, snapshot(TAGGED)) == FOUND
 
@@ -226,7 +216,7 @@ def test_nothing_is_tried_before_a_job_waits_for_muri_or_by_who_only_looks(tmp_p
 
 def test_what_cannot_be_found_out_costs_groups_alone(tmp_path) -> None:
     refused = GpuRemovalFile(tmp_path, ()).current(Gateway(GatewayError("no")), snapshot(TAGGED))
-    assert refused.way_for("gres/gpu:1", MAIN_LIMITS).why == "no"
+    assert refused.way_for("gres/gpu:1").why == "no"
     with pytest.raises(SlurmUnreachableError):
         GpuRemovalFile(tmp_path, ()).current(Gateway(SlurmUnreachableError("away")), snapshot(TAGGED))
 

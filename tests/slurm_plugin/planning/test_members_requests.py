@@ -36,15 +36,12 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
 from muri.slurm_plugin.records.limits import (
     NO_LIMITS,
-    PER_GPU,
     Association,
-    GpuRemoval,
     Limits,
     PartitionLimits,
     Qos,
     SiteLimits,
     Tres,
-    TriedForm,
 )
 from muri.slurm_plugin.records.roles import Role, read_job
 
@@ -95,8 +92,7 @@ def test_memory_that_comes_with_its_gpus_is_asked_for_by_its_amount():
     assert [change.mem_per_node_mib for change in changes] == [3000, None, None]
 
 
-def test_a_site_with_a_default_for_each_gpu_gives_members_their_memory(make_controller, monkeypatch):
-    monkeypatch.setattr("fake_slurm.GPUS_REMOVABLE", GpuRemoval("fake", NOW_S, (TriedForm(PER_GPU, "gres/gpu:0"),), ""))
+def test_a_site_with_a_default_for_each_gpu_gives_members_their_memory(make_controller):
     slurm = FakeSlurm(four_jobs(mem_per_node_mib=3000)[:2], [make_node("n1", gpu_count=1)])
     slurm.limits = SiteLimits(partitions=(PartitionLimits("main", mem_per_gpu=True),))
     told: list[int | None] = []

@@ -86,15 +86,19 @@ def test_reasons_that_are_limits(reason):
     "reason",
     ["BadConstraints", "ReqNodeNotAvail, UnavailableNodes:n2", "ReqNodeNotAvail, Reserved for maintenance",
      "Reservation", "Dependency", "DependencyNeverSatisfied", "BeginTime", "JobHeldUser", "JobHeldAdmin", "Licenses",
-     "InvalidQOS", "QOSNotAllowed", "AccountNotAllowed", "JobArrayTaskLimit", "launch failed requeued held", "Cleaning",
-     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"],
+     "InvalidQOS", "QOSNotAllowed", "AccountNotAllowed", "JobArrayTaskLimit", "Cleaning",
+     "launch failed requeued held"],
 )  # fmt: skip
 def test_reasons_that_free_gpus_do_not_end(reason):
     assert not make_job(1, reason=reason).waits_for_resources
     assert not is_limit_reason(reason)
 
 
-@pytest.mark.parametrize("reason", ["", "None", "Priority", "Resources"])
+@pytest.mark.parametrize(
+    "reason",
+    ["", "None", "Priority", "Resources",
+     "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"],
+)  # fmt: skip
 def test_reasons_that_free_gpus_end(reason):
     assert make_job(1, reason=reason).waits_for_resources
     assert not is_limit_reason(reason)
