@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 import muri
 
-WARM_ITERATIONS = 5  # Not timed, where the time is a number of seconds
+WARM_ITERATIONS = 5  # Not timed, where the time is a number of seconds; two more are, on however slow a machine
 LAST_ITERATIONS = 400  # Stage times are those of this many last iterations
 FILL_BYTES = 1 << 30  # Allocation step of a job that is to run out of memory
 
@@ -348,7 +348,7 @@ def train(name: str, options: argparse.Namespace, log: TextIO) -> dict[str, Any]
             begin_s = time.perf_counter()
         if options.fail and options.log.with_suffix(".fail").exists():
             fail(options.fail, job.device)
-        timed_out = options.seconds and begin_s and time.perf_counter() - begin_s >= options.seconds
+        timed_out = options.seconds and done > WARM_ITERATIONS + 1 and time.perf_counter() - begin_s >= options.seconds
         if timed_out or done == options.iterations or (options.stop and options.stop.exists()):
             break
     finish(job.device)
