@@ -16,7 +16,7 @@ from sandbox.init import Bind, Plan, TextFile
 from sandbox.support import BuildError, Progress, UsageError, builds_dir, locked_directory
 
 SOURCE_PREFIX: Final = "source-"
-"""The name of a suite whose Slurm was built from source is this and the version."""
+"""Begins the name of a suite with a Slurm from source, such as source-25.11.7."""
 
 _CGROUPS_CAN_BE_DISABLED: Final = [24, 5]
 #: Before it clients wait for ever where several slurmds share the socket of auth/slurm.

@@ -230,8 +230,8 @@ def _request(
     per_gpu = default.mem_per_gpu and pending
     mem_mib = int(tres.get("mem", 0.0) / node_count) if per_gpu else _mib(row["MinMemory"])
     per_cpu = not per_gpu and _is_per_cpu(mem_mib, tres.get("mem", 0.0), cpu_count, node_count, known)
-    # Up to Slurm 24.11 the CPUs that MaxMemPerCPU adds are there as if they had been asked for.
-    most_mib = default.max_mem_per_cpu_mib or 0
+    # Slurm 24.05 shows the CPUs that MaxMemPerCPU adds as if they had been asked for.
+    least_cpus, most_mib = _number(row["MinCPUs"]), default.max_mem_per_cpu_mib
     added = -(-mem_mib // most_mib) if most_mib else 0
     request = Request(
         values=said(_values(row, known)),
@@ -245,7 +245,7 @@ def _request(
         tasks_per_node=_number(row["NTPerNode"]),
         cpu_count=cpu_count,
         cpus_per_task=_number(row["cpus-per-task"]) or max(1, cpu_count // task_count),
-        min_cpus_per_node=0 if _number(row["MinCPUs"]) == added else _number(row["MinCPUs"]),
+        min_cpus_per_node=0 if least_cpus == added else least_cpus,
         all_mem=default.default_mem and not mem_mib and row["mem-per-tres"] in _NOT_SET,
         shares_all=default.shares_all,
     )

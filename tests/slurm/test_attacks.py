@@ -12,6 +12,7 @@ from sandboxes import emptied
 from site_cluster import SiteCluster
 
 from sandbox.driver import Driver
+from sandbox.source import SOURCE_PREFIX
 from sandbox.support import CHECKOUT
 
 pytestmark = pytest.mark.thorough
@@ -172,9 +173,9 @@ def shell(site: SiteCluster, text: str, user: str = "alice") -> str:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attack_comes_to_nothing(site: SiteCluster, name: str) -> None:
     attack = ATTACKS[name]
+    if "systemd-analyze" in attack.look and site.driver.instance.suite.startswith(SOURCE_PREFIX):
+        pytest.skip("systemd is in Debian's sandboxes only")
     said = shell(site, attack.does) + shell(site, attack.look, "root")
-    if "systemd-analyze: not found" in said:
-        pytest.skip("no systemd is in this sandbox")
     assert re.fullmatch(attack.seen, said), ascii(said[-3000:])
     assert_fit_to_print(said)
 

@@ -102,8 +102,8 @@ def test_a_slurmd_that_ended_is_started_again_and_one_that_cannot_start_is_named
         job = driver.submit("--nodelist=n2", "--wrap=true")
         assert driver.wait_state(job)["JobState"] == "COMPLETED"
         driver.run(*end_n2, user="root")
-        if driver.run("test", "-e", "/run/slurm/sack.socket", check=False).returncode != 0:
-            pytest.skip("no socket keeps a slurmd of this release from its start")
+        if driver.instance.slurm_version < "25.05":
+            pytest.skip("a slurmd of Slurm 24.05 makes no socket that could be in its way")
         # A socket that cannot be removed has the same end as two slurmds that bind it at the same time.
         driver.run("sh", "-c", "rm /run/slurm/sack.socket && mkdir -p /run/slurm/sack.socket/x", user="root")
         with pytest.raises(StartError, match=r"(?s)slurmd of n2 ended 3 times.*slurmd-n2.log.*sack\.socket"):

@@ -84,10 +84,9 @@ def test_reasons_that_are_limits(reason):
 
 @pytest.mark.parametrize(
     "reason",
-    ["BadConstraints", "ReqNodeNotAvail, UnavailableNodes:n2", "ReqNodeNotAvail, Reserved for maintenance",
+    ["BadConstraints", "Cleaning", "ReqNodeNotAvail, UnavailableNodes:n2", "ReqNodeNotAvail, Reserved for maintenance",
      "Reservation", "Dependency", "DependencyNeverSatisfied", "BeginTime", "JobHeldUser", "JobHeldAdmin", "Licenses",
-     "InvalidQOS", "QOSNotAllowed", "AccountNotAllowed", "JobArrayTaskLimit", "Cleaning",
-     "launch failed requeued held"],
+     "InvalidQOS", "QOSNotAllowed", "AccountNotAllowed", "JobArrayTaskLimit", "launch failed requeued held"],
 )  # fmt: skip
 def test_reasons_that_free_gpus_do_not_end(reason):
     assert not make_job(1, reason=reason).waits_for_resources
